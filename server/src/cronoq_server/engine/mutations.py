@@ -1,0 +1,116 @@
+"""What must be written, and what comes back at recovery: the words engine and stores share.
+
+A step's mutations are written all or none, before any of its effects is seen. A task's row is
+written once, at submission; later changes are whole states, so that of several changes of one
+task in one batch only the last is written. `blocked`, `scheduled` and `ready` are derived from
+the spec and its parents, and never written.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from cronoq_server.engine.model import Instant, PastAttempt, Progress, TaskSpec
+
+
+class TaskInserted(msgspec.Struct, frozen=True, gc=False):
+    """A task was admitted.
+
+    Attributes:
+        task_id: Its id; ids rise in submission order.
+        created_at: Wall instant of its arrival, the base of its relative times.
+        spec: Everything the caller said.
+    """
+
+    task_id: int
+    created_at: Instant
+    spec: TaskSpec
+
+
+class StatusChanged(msgspec.Struct, frozen=True, gc=False):
+    """The state of a task after a change that must survive.
+
+    Attributes:
+        task_id: Whose.
+        status: `RUNNING`, `RETRYING`, a terminal status, or one after a redrive.
+        attempt: Number of the last attempt started.
+        attempts_max: Highest attempt number its budget allows.
+        at: Wall instant of the change.
+        started_at: Wall instant at which its last attempt started, or None.
+        retry_at: Wall instant of the next attempt (`RETRYING`), else None.
+        message: Why, for people.
+        progress: The last progress known.
+        history: The last 20 attempts that did not succeed.
+        has_output: Whether an output was stored with its success.
+    """
+
+    task_id: int
+    status: int
+    attempt: int
+    attempts_max: int
+    at: Instant
+    started_at: Instant | None = None
+    retry_at: Instant | None = None
+    message: str = ""
+    progress: Progress | None = None
+    history: tuple[PastAttempt, ...] = ()
+    has_output: bool = False
+
+
+class OutputStored(msgspec.Struct, frozen=True, gc=False):
+    """The output of a successful task."""
+
+    task_id: int
+    output: bytes
+    content_type: str
+
+
+class TasksPruned(msgspec.Struct, frozen=True, gc=False):
+    """Finished tasks that ended before this wall instant may go, at most `limit` of them."""
+
+    before: Instant
+    limit: int
+
+
+Mutation: TypeAlias = TaskInserted | StatusChanged | OutputStored | TasksPruned
+
+
+class StoredTask(msgspec.Struct, frozen=True, gc=False):
+    """A task as a store holds it.
+
+    Attributes:
+        task_id: Its id.
+        created_at: Wall instant of its arrival.
+        spec: Its spec; the payload may be left empty where a look-up does not need it.
+        change: Its last written change; None = it never ran.
+        position: Position of the batch that ended it; 0 = it has not ended.
+    """
+
+    task_id: int
+    created_at: Instant
+    spec: TaskSpec
+    change: StatusChanged | None = None
+    position: int = 0
+
+
+class Output(msgspec.Struct, frozen=True, gc=False):
+    """A stored output, as it comes back."""
+
+    content: bytes
+    content_type: str
+
+
+class RecoveredChunk(msgspec.Struct, frozen=True, gc=False):
+    """One piece of what a store recovers; pieces come in any number.
+
+    Attributes:
+        live: Tasks that have not ended, in id order over all chunks.
+        parents: Ended tasks that live ones depend on.
+        finished: Ended tasks within retention, newest first.
+    """
+
+    live: tuple[StoredTask, ...] = ()
+    parents: tuple[StoredTask, ...] = ()
+    finished: tuple[StoredTask, ...] = ()
