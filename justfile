@@ -1,8 +1,10 @@
 # Every command that a person or CI runs. Call it through ./justw, which sets the tools up first.
 
+set positional-arguments
 set shell := ["bash", "-euo", "pipefail", "-c"]
 
-# List the recipes
+python_sources := "server/src sdk-python demo proto tests tools"
+
 [private]
 default:
     @just --list --unsorted
@@ -11,8 +13,76 @@ default:
 setup:
     @echo "ready: $(python --version), $(just --version)"
 
-# Resolve the lock file anew from the pyproject files (with --upgrade: to the newest versions)
+# Start a server and a worker and do real work with them (--path DIR for another folder)
+demo *args:
+    @python demo/main.py "$@"
+
+# Generate the code of all languages from proto/
+gen:
+    python proto/gen.py
+
+# Fail if the generated code is not what proto/ says
+gen-check:
+    python proto/gen.py --check
+
+# Hold the proto files against the style rules
+proto-lint:
+    python proto/gen.py --lint
+
+# Hold the proto files against the last commit on main: what is published stays readable
+proto-breaking:
+    python proto/gen.py --breaking
+
+# Format the Python code (--check only looks)
+fmt *args:
+    ruff format "$@" {{python_sources}}
+
+# Lint the Python code (--fix mends what can be mended)
+lint *args:
+    ruff check "$@" {{python_sources}}
+
+# Check the types, strictly
+types:
+    mypy server/src sdk-python/src demo proto tests tools
+
+# Check who imports whom
+layers:
+    lint-imports --no-logo --cache-dir .import_linter_cache
+
+# Run everything in CI order, or only the named parts; ends with "N passed, N failed"
+test *parts:
+    @python tools/run_all.py "$@"
+
+# Run Python tests, all or those under a path
+test-py *args:
+    python -m pytest "$@"
+
+# Compile the Go code
+sdk-go:
+    cd sdk-go && go vet ./...
+
+# Compile the TypeScript code
+sdk-typescript:
+    cd sdk-typescript && npm ci --no-audit --no-fund && npx tsc --noEmit
+
+# Compile the Rust code
+sdk-rust:
+    cd sdk-rust && CARGO_TARGET_DIR="$CRONOQ_CACHE/rust-target" cargo check --locked
+
+# Measure (engine, e2e; --json for programs)
+bench *args:
+    @python -m tests.bench "$@"
+
+# Install the packages in a clean place, start the server there, run the README's quickstart
+release-check:
+    python -m tools.check_package
+
+# Check the documentation: links resolve, examples run
+docs:
+    python -m pytest tests/tidy/test_docs.py
+
+# Resolve the lock file anew from the pyproject files (--upgrade: to the newest versions)
 lock *args:
-    @uv pip compile --quiet --system-certs --universal --python-version 3.11 --generate-hashes \
+    uv pip compile --quiet --system-certs --universal --python-version 3.11 --generate-hashes \
       --no-header --no-emit-index-url --no-emit-find-links --output-file requirements/dev.txt \
-      --group pyproject.toml:dev --extra pydantic {{args}} server/pyproject.toml sdk-python/pyproject.toml
+      --group pyproject.toml:dev --extra pydantic "$@" server/pyproject.toml sdk-python/pyproject.toml
