@@ -14,6 +14,7 @@ setup:
     @echo "ready: $(python --version), $(just --version)"
 
 # Start a server and a worker and do real work with them (--path DIR for another folder)
+[no-exit-message]
 demo *args:
     @python demo/main.py "$@"
 
@@ -22,38 +23,47 @@ gen:
     python proto/gen.py
 
 # Fail if the generated code is not what proto/ says
+[no-exit-message]
 gen-check:
     python proto/gen.py --check
 
 # Hold the proto files against the style rules
+[no-exit-message]
 proto-lint:
     python proto/gen.py --lint
 
 # Hold the proto files against the last commit on main: what is published stays readable
+[no-exit-message]
 proto-breaking:
     python proto/gen.py --breaking
 
 # Format the Python code (--check only looks)
+[no-exit-message]
 fmt *args:
     ruff format "$@" {{python_sources}}
 
 # Lint the Python code (--fix mends what can be mended)
+[no-exit-message]
 lint *args:
     ruff check "$@" {{python_sources}}
 
 # Check the types, strictly
+[no-exit-message]
 types:
     mypy server/src sdk-python/src demo proto tests tools
 
 # Check who imports whom
+[no-exit-message]
 layers:
     lint-imports --no-logo --cache-dir .import_linter_cache
 
 # Run everything in CI order, or only the named parts; ends with "N passed, N failed"
+[no-exit-message]
 test *parts:
     @python tools/run_all.py "$@"
 
 # Run Python tests, all or those under a path
+[no-exit-message]
 test-py *args:
     python -m pytest "$@"
 
@@ -70,15 +80,19 @@ sdk-rust:
     cd sdk-rust && CARGO_TARGET_DIR="$CRONOQ_CACHE/rust-target" cargo check --locked
 
 # Measure (engine, e2e; --json for programs)
+[no-exit-message]
 bench *args:
     @python -m tests.bench "$@"
 
 # Install the packages in a clean place, start the server there, run the README's quickstart
+[no-exit-message]
 release-check:
     python -m tools.check_package
 
-# Check the documentation: links resolve, examples run
+# Write the generated pages, then check the documentation: links resolve, examples run
+[no-exit-message]
 docs:
+    python -m tools.render_docs
     python -m pytest tests/tidy/test_docs.py
 
 # Resolve the lock file anew from the pyproject files (--upgrade: to the newest versions)

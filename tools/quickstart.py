@@ -10,6 +10,7 @@ import contextlib
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README_ADDRESS = "127.0.0.1:7070"
 EXPECTED_OUTPUT = "hello world\n"
 START_TIMEOUT_S = 20
+LOOK_INTERVAL_S = 0.2
 RUN_TIMEOUT_S = 60
 
 _PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -80,13 +82,20 @@ def serving(command: Sequence[str], directory: Path) -> Iterator[str]:
 
 def await_acceptance(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """Return when the server at an address accepts connections."""
+    last = time.monotonic() + START_TIMEOUT_S
     with grpc.insecure_channel(address) as channel:
-        try:
-            grpc.channel_ready_future(channel).result(timeout=START_TIMEOUT_S)
-        except grpc.FutureTimeoutError as error:
-            state = "ended" if process.poll() is not None else "does not accept"
-            output = log.read_text(encoding="utf-8", errors="replace")
-            raise RuntimeError(f"the server {state}:\n{output}") from error
+        is_ready = grpc.channel_ready_future(channel)
+        while True:
+            try:
+                is_ready.result(timeout=LOOK_INTERVAL_S)
+                return
+            except grpc.FutureTimeoutError as error:
+                # A server that ended will never accept: say so at once.
+                if process.poll() is None and time.monotonic() < last:
+                    continue
+                state = "does not accept" if process.poll() is None else "ended"
+                output = log.read_text(encoding="utf-8", errors="replace")
+                raise RuntimeError(f"the server {state}:\n{output}") from error
 
 
 def run_quickstart(python: str, address: str, directory: Path) -> str:

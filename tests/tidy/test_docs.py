@@ -8,6 +8,7 @@ import pytest
 
 from tools.check_text import ROOT, find_faults, tracked_files
 from tools.quickstart import EXPECTED_OUTPUT, read_quickstart, run_quickstart, serving
+from tools.render_docs import stale_pages
 
 DOCUMENTS = [path for path in tracked_files() if path.suffix == ".md"]
 
@@ -84,6 +85,11 @@ def test_documents_use_the_words_of_the_glossary(document: Path) -> None:
     text = FENCE.sub("", document.read_text(encoding="utf-8")).lower()
     said = [word for word in FOREIGN_WORDS if re.search(rf"\b{word}\b", text)]
     assert said == []
+
+
+def test_generated_pages_are_current() -> None:
+    """Pages that are drawn from the code say what the code says; ``just docs`` writes them."""
+    assert stale_pages() == []
 
 
 def test_text_files_are_clean() -> None:
