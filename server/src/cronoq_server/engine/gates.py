@@ -1,0 +1,294 @@
+"""Decides which waiting tasks of a pool may run now, as one mask of bits.
+
+A *demand* is one combination of what tasks ask for: labels, kind, resources, tenant. Demands that
+fit the same profiles and want the same accounts are eligible at the same times: they stand behind
+one *gate*, a bit. `open_bits` is the mask of the gates that are open: a fitting profile has a free
+slot, and none of the accounts is closed.
+
+Rules a change must keep:
+
+- `open_bits` has exactly the open gates; it is computed anew only when it is stale.
+- A profile that splits a gate (some of its demands fit, others do not) makes all gates anew, and
+  `must_remask` says that the masks of all lines are wrong until they are built anew.
+- Demands nobody uses are kept for a while, then dropped with their gates, so that kinds and
+  values seen once do not pile up.
+- Nothing here refers to a task, because tasks refer to demands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .lines import UnionTree
+from .resources import Needs, Resource, Resources
+from .roster import HELD_BIT, Profile, Roster
+
+IDLE_DEMANDS_MAX = 256
+
+# Values of `Demand.avoid` other than a session's number.
+NOBODY = -1
+HOLDER = -2
+
+_Key = tuple[tuple[str, ...], str, tuple[tuple[str, int], ...], str, int]
+
+
+class Demand:
+    """What a task asks for. The engine holds it from admission until the task's end.
+
+    `fits` has the bits of the profiles that may run it; none if it asks for more of a resource
+    than there can be. `avoid` is a session that is passed over, or `HOLDER` if only the session
+    that holds a slot for the task may have it.
+    """
+
+    __slots__ = ("avoid", "fits", "gate", "is_possible", "key", "kind", "labels", "needs", "pool",
+                 "refs", "tenant")  # fmt: skip
+
+    gate: Gate
+
+    def __init__(self, pool: int, key: _Key, needs: Needs) -> None:
+        self.pool = pool
+        self.key = key
+        self.labels = frozenset(key[0])
+        self.kind = key[1]
+        self.tenant = key[3]
+        self.avoid = key[4]
+        self.needs = needs
+        self.fits = 0
+        self.refs = 0
+        self.is_possible = True
+
+
+class Gate:
+    """A bit for all demands that are eligible at the same times."""
+
+    __slots__ = ("accounts", "avoid", "bit", "demands", "fits", "index")
+
+    def __init__(
+        self, index: int, fits: int, avoid: int, accounts: tuple[Resource, ...]
+    ) -> None:
+        self.index = index
+        self.bit = 1 << index
+        self.fits = fits
+        self.avoid = avoid
+        self.accounts = accounts
+        self.demands = 0
+
+
+class Gates:
+    """The demands and gates of one pool."""
+
+    def __init__(self, pool: int, roster: Roster, resources: Resources) -> None:
+        self._pool = pool
+        self._roster = roster
+        self._resources = resources
+        self._demands: dict[_Key, Demand] = {}
+        self._idle = 0
+        self._gates: dict[tuple[int, int, tuple[Resource, ...]], Gate] = {}
+        self._spare: list[int] = []
+        self._picky: list[Gate] = []  # gates that pass a session over
+        self._account_bits: list[int] = []  # gates behind each account, by its place here
+        self._account_spare: list[int] = []
+        self._shut = UnionTree()
+        self._open_bits = 0
+        self.is_stale = True
+        self.must_remask = False
+
+    @property
+    def is_uniform(self) -> bool:
+        """True while all tasks of the pool stand behind one gate."""
+        return len(self._gates) <= 1
+
+    def __iter__(self) -> Iterator[Demand]:
+        return iter(self._demands.values())
+
+    @property
+    def open_bits(self) -> int:
+        """The gates that are open."""
+        if self.is_stale:
+            self.is_stale = False
+            bits = self._roster.reach.root
+            for gate in self._picky:
+                free = gate.fits & self._roster.free
+                if free and self._roster.without(free, gate.avoid):
+                    bits |= gate.bit
+            self._open_bits = bits & ~self._shut.root
+        return self._open_bits
+
+    @property
+    def has_picky(self) -> bool:
+        """True if a gate passes a session over, so that every slot counts."""
+        return bool(self._picky)
+
+    def find(self, key: _Key) -> Demand:
+        """Returns the demand of that key with one more user."""
+        demand = self._demands.get(key)
+        if demand is None:
+            demand = self._make(key)
+        elif not demand.refs:
+            self._idle -= 1
+        demand.refs += 1
+        return demand
+
+    def variant(self, demand: Demand, avoid: int) -> Demand:
+        """Returns the demand for the same things from other sessions, with one more user."""
+        return self.find((*demand.key[:4], avoid))
+
+    def release(self, demand: Demand) -> None:
+        """Gives back one use of a demand."""
+        demand.refs -= 1
+        assert demand.refs >= 0, demand.key
+        if not demand.refs:
+            self._idle += 1
+            if self._idle > IDLE_DEMANDS_MAX and 2 * self._idle > len(self._demands):
+                self.purge()
+
+    def purge(self) -> None:
+        """Drops the demands nobody uses, and gates and accounts with them."""
+        for demand in [each for each in self._demands.values() if not each.refs]:
+            del self._demands[demand.key]
+            self._leave(demand)
+            self._resources.unneed(demand.needs)
+        self._idle = 0
+
+    def admit_profile(self, profile: Profile) -> None:
+        """Puts the demands that fit a new profile behind it."""
+        fitting: dict[Gate, list[Demand]] = {}
+        for demand in self._demands.values():
+            if self._suits(demand, profile):
+                fitting.setdefault(demand.gate, []).append(demand)
+        if any(len(demands) < gate.demands for gate, demands in fitting.items()):
+            self.refit()
+            return
+        for gate, demands in fitting.items():
+            del self._gates[(gate.fits, gate.avoid, gate.accounts)]
+            for demand in demands:
+                demand.fits |= profile.bit
+            gate.fits |= profile.bit
+            self._gates[(gate.fits, gate.avoid, gate.accounts)] = gate
+            if gate.avoid == NOBODY:
+                self._roster.set_reach(
+                    profile.index, self._roster.reaches[profile.index] | gate.bit
+                )
+        self.is_stale = True
+
+    def refit(self) -> None:
+        """Makes all gates anew: a profile split one, or a resource changed its size."""
+        self.purge()
+        self._roster.drop_empty()
+        for gate in self._gates.values():
+            self._drop_bits(gate)
+        self._gates = {}
+        self._spare = []
+        self._picky = []
+        for demand in self._demands.values():
+            self._enter(demand)
+        self.is_stale = self.must_remask = True
+
+    def check_sizes(self) -> None:
+        """Looks again at which demands ask for more than their accounts can ever hold."""
+        if any(_is_possible(demand) != demand.is_possible for demand in self._demands.values()):
+            self.refit()
+
+    def set_closed(self, account: Resource, closed: bool) -> None:
+        """Shuts or opens the gates of all demands that want some of an account."""
+        place = account.users[self._pool]
+        self._shut.set(place, self._account_bits[place] if closed else 0)
+        self.is_stale = True
+
+    def _make(self, key: _Key) -> Demand:
+        demand = Demand(self._pool, key, self._resources.needs(key[2]))
+        self._demands[key] = demand
+        self._enter(demand)
+        return demand
+
+    def _enter(self, demand: Demand) -> None:
+        demand.is_possible = _is_possible(demand)
+        if not demand.is_possible:
+            fits = 0
+        elif demand.avoid == HOLDER:
+            fits = HELD_BIT
+        else:
+            fits = self._roster.fitting(demand.labels, demand.kind)
+        demand.fits = fits
+        accounts = tuple(account for account, _ in demand.needs)
+        avoid = NOBODY if demand.avoid == HOLDER else demand.avoid
+        gate = self._gates.get((fits, avoid, accounts))
+        if gate is None:
+            gate = self._make_gate(fits, avoid, accounts)
+        gate.demands += 1
+        demand.gate = gate
+
+    def _make_gate(self, fits: int, avoid: int, accounts: tuple[Resource, ...]) -> Gate:
+        index = self._spare.pop() if self._spare else len(self._gates)
+        gate = Gate(index, fits, avoid, accounts)
+        self._gates[(fits, avoid, accounts)] = gate
+        if len(self._gates) == 2:
+            self.must_remask = True
+        if avoid == NOBODY:
+            for at in _bits_of(fits):
+                self._roster.set_reach(at, self._roster.reaches[at] | gate.bit)
+        else:
+            self._picky.append(gate)
+        for account in accounts:
+            place = self._place_of(account)
+            self._account_bits[place] |= gate.bit
+            if account.closed:
+                self._shut.set(place, self._account_bits[place])
+        self.is_stale = True
+        return gate
+
+    def _leave(self, demand: Demand) -> None:
+        gate = demand.gate
+        gate.demands -= 1
+        if not gate.demands:
+            del self._gates[(gate.fits, gate.avoid, gate.accounts)]
+            self._drop_bits(gate)
+            self._spare.append(gate.index)
+            if gate.avoid != NOBODY:
+                self._picky.remove(gate)
+            self.is_stale = True
+
+    def _drop_bits(self, gate: Gate) -> None:
+        if gate.avoid == NOBODY:
+            for at in _bits_of(gate.fits):
+                if at < len(self._roster.reaches):
+                    self._roster.set_reach(at, self._roster.reaches[at] & ~gate.bit)
+        for account in gate.accounts:
+            place = account.users[self._pool]
+            self._account_bits[place] &= ~gate.bit
+            if not self._account_bits[place]:
+                self._shut.set(place, 0)
+                self._account_spare.append(place)
+                del account.users[self._pool]
+            elif account.closed:
+                self._shut.set(place, self._account_bits[place])
+
+    def _place_of(self, account: Resource) -> int:
+        place = account.users.get(self._pool)
+        if place is None:
+            if self._account_spare:
+                place = self._account_spare.pop()
+            else:
+                place = len(self._account_bits)
+                self._account_bits.append(0)
+            account.users[self._pool] = place
+        return place
+
+    @staticmethod
+    def _suits(demand: Demand, profile: Profile) -> bool:
+        return (
+            demand.is_possible
+            and demand.avoid != HOLDER
+            and profile.fits(demand.labels, demand.kind)
+        )
+
+
+def _is_possible(demand: Demand) -> bool:
+    return all(amount <= account.capacity for account, amount in demand.needs)
+
+
+def _bits_of(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low

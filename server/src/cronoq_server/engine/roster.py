@@ -1,0 +1,266 @@
+"""Decides which worker session of a pool gets a task that may run.
+
+Sessions with the same labels and kinds form a *profile*, a bit. Among the profiles that fit, the
+least versatile goes first (fewest labels, declared kinds before any kind); equals take turns, and
+so do the sessions inside a profile. This keeps versatile workers free; it is no perfect matching.
+
+Rules a change must keep:
+
+- `free` has the bit of a profile exactly while one of its sessions has a slot that anybody may use.
+- Held slots are no longer free: `Session.free` leaves them out.
+- Bit 0 is `HELD`, a profile without sessions that is always free: behind it stand the tasks whose
+  slot is held for them.
+
+This module does not know tasks beyond the sessions that hold a slot for one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from .lines import UnionTree
+
+HELD = 0
+HELD_BIT = 1
+
+
+class Session:
+    """One worker's connection: how many slots are free, and how many of them are held back.
+
+    `told` counts all free slots, `free` those that anybody may use, `held` those kept for a task.
+    """
+
+    __slots__ = ("free", "held", "is_queued", "number", "pool", "profile", "told")
+
+    def __init__(self, number: int, pool: int, profile: Profile) -> None:
+        self.number = number
+        self.pool = pool
+        self.profile = profile
+        self.told = 0
+        self.free = 0
+        self.held = 0
+        self.is_queued = False
+
+
+class Profile:
+    """The sessions of one pool with the same labels and kinds."""
+
+    __slots__ = ("bit", "index", "kinds", "labels", "members", "queue", "ready", "tier")
+
+    def __init__(self, labels: frozenset[str], kinds: frozenset[str], tier: Tier) -> None:
+        self.labels = labels
+        self.kinds = kinds
+        self.tier = tier
+        self.index = 0
+        self.bit = 0
+        self.members = 0
+        self.ready = 0  # sessions with a free slot
+        self.queue: deque[Session] = deque()  # whose turn it is; some may have no slot any more
+
+    def fits(self, labels: frozenset[str], kind: str) -> bool:
+        """Returns True if a task that wants these labels and is of this kind may run here."""
+        return labels <= self.labels and (not self.kinds or kind in self.kinds)
+
+    def next_session(self, avoid: int | None) -> Session:
+        """Returns the session whose turn it is; the caller knows that one is free."""
+        queue = self.queue
+        while not queue[0].free:
+            queue.popleft().is_queued = False
+        if queue[0].number != avoid:
+            return queue[0]
+        return next(each for each in queue if each.free and each.number != avoid)
+
+    def served(self, session: Session) -> None:
+        """Puts a session that was just given a task behind the others."""
+        queue = self.queue
+        if queue[0] is session:
+            queue.popleft()
+        else:
+            queue.remove(session)
+        if session.free:
+            queue.append(session)
+        else:
+            session.is_queued = False
+
+    def is_free_without(self, avoid: int) -> bool:
+        """Returns True if a session other than `avoid` has a free slot."""
+        if self.ready != 1:
+            return self.ready > 1
+        return self.next_session(None).number != avoid
+
+
+class Tier:
+    """The profiles of equal versatility, which take turns."""
+
+    __slots__ = ("bits", "last", "rank")
+
+    def __init__(self, rank: tuple[int, int]) -> None:
+        self.rank = rank
+        self.bits = 0
+        self.last = 0  # index of the profile that was served last
+
+
+class Roster:
+    """The sessions of one pool."""
+
+    __slots__ = ("_by_traits", "_tiers", "free", "members", "profiles", "reach", "reaches")
+
+    def __init__(self) -> None:
+        self.profiles: list[Profile | None] = [None]  # HELD
+        self._by_traits: dict[tuple[frozenset[str], frozenset[str]], Profile] = {}
+        self._tiers: list[Tier] = []
+        self.members = 0
+        self.free = HELD_BIT
+        # What the gates tell: the bits of the gates behind each profile; `reach` unites those of
+        # the free profiles.
+        self.reaches: list[int] = [0]
+        self.reach = UnionTree()
+
+    def __iter__(self) -> Iterator[Profile]:
+        return (profile for profile in self.profiles if profile is not None)
+
+    def profile(self, labels: Iterable[str], kinds: Iterable[str]) -> tuple[Profile, bool]:
+        """Returns the profile with these traits, and True if it was made just now."""
+        traits = frozenset(labels), frozenset(kinds)
+        profile = self._by_traits.get(traits)
+        if profile is not None:
+            return profile, False
+        profile = Profile(*traits, self._tier((len(traits[0]), 0 if traits[1] else 1)))
+        self._by_traits[traits] = profile
+        self._place(profile, len(self.profiles))
+        return profile, True
+
+    def drop_empty(self) -> None:
+        """Forgets profiles without sessions; all bits change, so the gates must be made anew."""
+        kept = [profile for profile in self if profile.members]
+        self._by_traits = {(profile.labels, profile.kinds): profile for profile in kept}
+        self.profiles = [None]
+        self.reaches = [0]
+        self.reach = UnionTree()
+        self.free = HELD_BIT
+        self._tiers = []
+        for index, profile in enumerate(kept, 1):
+            profile.tier = self._tier(profile.tier.rank)
+            self._place(profile, index)
+            if profile.ready:
+                self.free |= profile.bit
+
+    def fitting(self, labels: frozenset[str], kind: str) -> int:
+        """Returns the bits of the profiles that may run such a task."""
+        bits = 0
+        for profile in self.profiles:
+            if profile is not None and profile.fits(labels, kind):
+                bits |= profile.bit
+        return bits
+
+    def connected(self) -> int:
+        """Returns the bits of the profiles with a session, `HELD` included."""
+        bits = HELD_BIT
+        for profile in self:
+            if profile.members:
+                bits |= profile.bit
+        return bits
+
+    @property
+    def is_sparse(self) -> bool:
+        """True if most profiles have no session any more."""
+        return len(self.profiles) > 32 and self.members * 2 < len(self.profiles)
+
+    def set_reach(self, index: int, bits: int) -> None:
+        """Tells which gates stand behind a profile."""
+        self.reaches[index] = bits
+        if self.free >> index & 1:
+            self.reach.set(index, bits)
+
+    def set_free(self, session: Session, free: int) -> bool:
+        """Sets how many slots anybody may use; returns True if the session's state changed
+        between none and some."""
+        before = session.free
+        session.free = free
+        if bool(before) == bool(free):
+            return False
+        profile = session.profile
+        if free:
+            profile.ready += 1
+            if not session.is_queued:
+                session.is_queued = True
+                profile.queue.append(session)
+            if profile.ready == 1:
+                self.free |= profile.bit
+                self.reach.set(profile.index, self.reaches[profile.index])
+        else:
+            profile.ready -= 1
+            if not profile.ready:
+                self.free ^= profile.bit
+                self.reach.set(profile.index, 0)
+        return True
+
+    def use(self, session: Session) -> bool:
+        """Takes one free slot; returns True if the session has none left."""
+        free = session.free - 1
+        ended = False
+        if free:
+            session.free = free
+        else:
+            ended = self.set_free(session, 0)
+        session.told -= 1
+        session.profile.served(session)
+        return ended
+
+    def forget(self, session: Session) -> None:
+        """Removes a session whose slots were set to 0."""
+        profile = session.profile
+        profile.members -= 1
+        self.members -= 1
+        if session.is_queued:
+            session.is_queued = False
+            profile.queue.remove(session)
+
+    def choose(self, fits: int, avoid: int | None = None) -> Session:
+        """Returns the session that gets a task which fits these profiles.
+
+        The caller knows that there is one with a free slot, other than `avoid`.
+        """
+        candidates = fits & self.free
+        if avoid is not None:
+            candidates = self.without(candidates, avoid)
+        if candidates & (candidates - 1):
+            for tier in self._tiers:
+                equals = candidates & tier.bits
+                if equals:
+                    later = equals >> tier.last + 1 << tier.last + 1
+                    candidates = later or equals
+                    candidates &= -candidates
+                    break
+        profile = self.profiles[candidates.bit_length() - 1]
+        assert profile is not None
+        profile.tier.last = profile.index
+        return profile.next_session(avoid)
+
+    def without(self, bits: int, avoid: int) -> int:
+        """Drops the profiles in which only `avoid` has a free slot."""
+        rest = bits
+        while rest:
+            low = rest & -rest
+            rest ^= low
+            profile = self.profiles[low.bit_length() - 1]
+            if profile is not None and not profile.is_free_without(avoid):
+                bits ^= low
+        return bits
+
+    def _place(self, profile: Profile, index: int) -> None:
+        profile.index = index
+        profile.bit = 1 << index
+        profile.tier.bits |= profile.bit
+        self.profiles.append(profile)
+        self.reaches.append(0)
+
+    def _tier(self, rank: tuple[int, int]) -> Tier:
+        for tier in self._tiers:
+            if tier.rank == rank:
+                return tier
+        tier = Tier(rank)
+        self._tiers.append(tier)
+        self._tiers.sort(key=lambda each: each.rank)
+        return tier

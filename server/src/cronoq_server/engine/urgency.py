@@ -1,0 +1,62 @@
+"""Decides how urgent a waiting task is: its score, an exact whole number.
+
+A point is 10**15 units. Score = class base + 2 points per second waited (at most 800) + the
+urgency of a deadline: from 0 to 5000 points over a window before the latest start, then 50 points
+per second overdue, at most 2000 more. In time, a score is a chain of straight lines with whole
+slopes, so that two scores cross at an instant that can be computed exactly.
+
+Equal scores are ranked by the instant of becoming ready, then by id.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from .placement import Waiting
+
+POINT = 10**15
+SECOND = 1_000_000_000
+BASES = (0, 10_000 * POINT, 1_000 * POINT, 100 * POINT, 10 * POINT)  # by priority 1..4
+AGE_SLOPE = 2 * POINT // SECOND
+AGE_MAX = 800 * POINT
+AGE_FULL = AGE_MAX // AGE_SLOPE  # ns of waiting after which age counts no more
+URGENCY_MAX = 5000 * POINT
+WINDOW_MIN = 5 * SECOND
+WINDOW_MAX = 1000 * SECOND
+OVERDUE_SLOPE = 50 * POINT // SECOND
+OVERDUE_MAX = 2000 * POINT
+OVERDUE_FULL = OVERDUE_MAX // OVERDUE_SLOPE
+
+
+class Rush(msgspec.Struct, gc=False, eq=False):
+    """The deadline of one waiting task: when its urgency begins to rise, and how steeply."""
+
+    opens: int
+    latest: int
+    slope: int
+    leaf: int = -1  # its place in a tournament once the window is open
+
+
+def rush_of(latest_start: int, expected_ns: int) -> Rush:
+    """Returns the rise of urgency before a latest start, in nanoseconds of the wall clock."""
+    window = min(max(WINDOW_MIN, expected_ns), WINDOW_MAX)
+    return Rush(latest_start - window, latest_start, URGENCY_MAX // window)
+
+
+def score(task: Waiting, now: int) -> int:
+    """Returns the score of a waiting task at an instant."""
+    waited = now - task.since
+    total = BASES[task.priority]
+    if waited > 0:
+        total += AGE_MAX if waited >= AGE_FULL else AGE_SLOPE * waited
+    rush = task.p_rush
+    if rush is not None and now > rush.opens:
+        if now <= rush.latest:
+            return total + rush.slope * (now - rush.opens)
+        total += rush.slope * (rush.latest - rush.opens)
+        overdue = now - rush.latest
+        total += OVERDUE_MAX if overdue >= OVERDUE_FULL else OVERDUE_SLOPE * overdue
+    return total
