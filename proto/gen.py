@@ -34,10 +34,11 @@ PYTHON_COPIES = {
     "cronoq": Path("sdk-python/src/cronoq/_proto"),
     "cronoq_server": Path("server/src/cronoq_server/_proto"),
 }
+GO = Path("sdk-go/internal/cronoqpb")
 RUST = Path("sdk-rust/src/gen")
 GENERATED = (
     *PYTHON_COPIES.values(),
-    Path("sdk-go/internal/cronoqpb"),
+    GO,
     Path("sdk-typescript/src/gen"),
     RUST,
 )
@@ -160,8 +161,10 @@ def generate_with_buf(root: Path) -> None:
     """Generates the Go, TypeScript and Rust code as buf.gen.yaml says."""
     plugins = [node_tools(), go_tools(), rust_tools()]
     run(["buf", "generate", "--output", root], path=plugins)
-    for path in (root / RUST).iterdir():
-        path.write_text(f"// {HEADER}\n{path.read_text()}")
+    # These put the comment of the .proto file first; who opens the code shall read this before.
+    for place in (GO, RUST):
+        for path in (root / place).iterdir():
+            path.write_text(f"// {HEADER}\n\n{path.read_text()}")
 
 
 def generate_python(root: Path) -> None:
