@@ -268,6 +268,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     ttl: int
     deadline_at: Instant | None = None
     progress: Progress | None = None
+    parents: tuple[int, ...] = ()
 
 
 class Dispatch(msgspec.Struct, frozen=True, gc=False):

@@ -1,0 +1,150 @@
+"""How a task ends, and what its end means to others.
+
+`finish` is the only way out for a live task: it leaves every index, tells those who wait, decides
+its children's fate, and stays behind as a slim entry. The cascade of skipped children runs over a
+list, not by recursion: chains may be as long as memory allows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from cronoq_server.engine.draft import Draft
+from cronoq_server.engine.effects import Result
+from cronoq_server.engine.lifecycle import Cause
+from cronoq_server.engine.model import EdgeCondition, ErrorReason, Status
+from cronoq_server.engine.mutations import OutputStored
+from cronoq_server.engine.state import Finished, Task
+
+_READY = Status.READY
+_SUCCEEDED = Status.SUCCEEDED
+_BLOCKED = Status.BLOCKED
+_FAILURES = (Status.FAILED, Status.DEAD_LETTERED)
+_COMPLETED = Cause.COMPLETED
+
+
+def edge_holds(condition: int, parent_status: int) -> bool:
+    """Whether an edge is satisfied by a parent that ended so."""
+    if condition == EdgeCondition.ON_COMPLETE:
+        return True
+    if condition == EdgeCondition.ON_FAILURE:
+        return parent_status in _FAILURES
+    return parent_status == _SUCCEEDED
+
+
+def finish(
+    draft: Draft,
+    task: Task,
+    cause: Cause,
+    message: str = "",
+    output: OutputStored | None = None,
+) -> None:
+    """Ends a live task.
+
+    Args:
+        draft: The step.
+        task: A task that holds no lease any more.
+        cause: Why it ends; must lead to a terminal status.
+        message: For people.
+        output: What it returned, if it succeeded.
+    """
+    first = _end_one(draft, task, cause, message, output)
+    if not first:
+        return
+    doomed = deque(first)
+    while doomed:
+        child, reason = doomed.popleft()
+        if child.status == _BLOCKED:
+            doomed += _end_one(draft, child, Cause.PARENT_IMPOSSIBLE, reason, None)
+
+
+def _end_one(
+    draft: Draft, task: Task, cause: Cause, message: str, output: OutputStored | None
+) -> list[tuple[Task, str]]:
+    """Ends one task; returns its children that can no longer run."""
+    state, now = draft.state, draft.now
+    spec = task.spec
+    task_id = task.id
+    if task.status == _READY:
+        state.placement.withdraw(task)
+    if not task.attempt and (task.expires_at is not None or task.due_at is not None):
+        state.wall_timers.disarmed()
+    task.message = message
+    task.retry_at = None
+    draft.transition(task, cause)
+    draft.changed[task_id] = task
+    draft.room_made = True
+    if output is not None:
+        draft.outputs.append(output)
+    state.placement.release(task.demand)
+    del state.tasks[task_id]
+    state.index.left()
+    status = task.status
+    has_output = output is not None
+    state.finished[task_id] = Finished(
+        task_id, spec.key, spec.pool, status, task.attempt, now.wall, message, has_output
+    )
+    state.retention.append((now.mono, task_id))
+    if task_id in state.waiters:
+        _tell_waiters(draft, task, output)
+    if spec.dependencies:
+        _leave_parents(draft, task)
+    if task_id in state.children:
+        return _judge_children(draft, task)
+    return []
+
+
+def _tell_waiters(draft: Draft, task: Task, output: OutputStored | None) -> None:
+    if output is None:
+        result = Result(task.id, task.status, task.message)
+    else:
+        result = Result(task.id, task.status, task.message, output.output, output.content_type)
+    for call in draft.state.waiters.pop(task.id):
+        draft.tell(call, result)
+
+
+def _leave_parents(draft: Draft, task: Task) -> None:
+    """Takes an ended child off its parents' lists and lets them be forgotten."""
+    state = draft.state
+    if task.unmet:
+        for edge in task.spec.dependencies:
+            target = edge.target
+            if isinstance(target, str):
+                waiting = state.awaited.get(target)
+                if waiting is not None:
+                    kept = [entry for entry in waiting if entry[0] is not task]
+                    if kept:
+                        state.awaited[target] = kept
+                    else:
+                        del state.awaited[target]
+    state.unpin(state.parents.pop(task.id, ()), draft.now.mono)
+
+
+def _judge_children(draft: Draft, parent: Task) -> list[tuple[Task, str]]:
+    """Passes a parent's end on: satisfied edges count down, impossible ones doom the child."""
+    doomed: list[tuple[Task, str]] = []
+    status = parent.status
+    for child, condition in draft.state.children.pop(parent.id):
+        if child.status != _BLOCKED:
+            continue
+        if edge_holds(condition, status):
+            child.unmet -= 1
+            if not child.unmet:
+                draft.unblocked.append(child)
+        else:
+            doomed.append((child, impossible(parent.id, condition, status)))
+    return doomed
+
+
+def impossible(parent: int, condition: int, status: int) -> str:
+    """Why a child is skipped, for people."""
+    return (
+        f"dependency on task {parent} ({EdgeCondition(condition).name.lower()}) can no longer "
+        f"hold: it ended {Status(status).name.lower()}"
+    )
+
+
+def refuse_unknown(draft: Draft, call: int, target: int | str) -> None:
+    """Refuses a call about a task that there is not, or that the caller may not know of."""
+    named = f"key {target!r}" if isinstance(target, str) else f"id {target}"
+    draft.refuse(call, ErrorReason.TASK_UNKNOWN, f"no task with {named}")

@@ -1,0 +1,182 @@
+"""The step: events and an instant in, mutations and effects out.
+
+A step handles what is due by the clock, then its events in the order given, then expired leases
+and timeouts (so that whoever was heard in this step is not expired by it), then parked callers,
+and last it puts ready tasks in line and dispatches.
+
+The engine raises only on a broken invariant, and then its leader must stop. Everything a caller
+can do wrong is a refusal, as a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from cronoq_server.engine import admission, attempts, events, queries, readiness, recovery, workers
+from cronoq_server.engine.draft import Draft
+from cronoq_server.engine.effects import Effect
+from cronoq_server.engine.model import MILLISECOND, SECOND, EngineSettings, Now
+from cronoq_server.engine.mutations import Mutation, RecoveredChunk
+from cronoq_server.engine.policies import Chance
+from cronoq_server.engine.state import State
+from cronoq_server.engine.timers import NEVER
+
+LISTENING_GAP: int = SECOND
+"""A longer time between two steps is time in which the leader could not listen: no lease ages."""
+
+CLOCK_JUMP_MIN: int = 100 * MILLISECOND
+"""The wall clock moving this much against the monotonic one makes deadlines be looked at anew."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """What one step wants done.
+
+    Attributes:
+        number: The step's number, rising by one.
+        mutations: Write these, all or none, before any effect is seen.
+        effects: Do these, in order, once the write is durable.
+        wake_at: Step again when either reading is reached, even if nothing happens.
+    """
+
+    number: int
+    mutations: tuple[Mutation, ...]
+    effects: tuple[Effect, ...]
+    wake_at: Now
+
+
+class Engine:
+    """The pure state machine of one leadership."""
+
+    def __init__(self, settings: EngineSettings, chance: Chance) -> None:
+        """An engine without any tasks; `restore` comes first, then any number of steps.
+
+        Args:
+            settings: Its rules.
+            chance: Its only source of chance.
+        """
+        self._state = State(settings, chance)
+        self._number = 0
+        self._offset: int | None = None
+        self._handlers: dict[type, Callable[[Draft, Any], None]] = {
+            events.Submit: admission.submit,
+            events.AttemptsReported: attempts.reported,
+            events.HeartbeatsRead: attempts.heartbeats,
+            events.Released: attempts.released,
+            events.Unsent: attempts.unsent,
+            events.WorkerJoined: workers.joined,
+            events.WorkerLost: workers.lost,
+            events.SlotsSet: workers.slots_set,
+            events.Cancel: queries.cancel,
+            events.Get: queries.get,
+            events.ListTasks: queries.list_tasks,
+            events.Wait: queries.wait,
+            events.Watch: queries.watch,
+            events.Unwatch: queries.unwatch,
+            events.Forget: queries.forget,
+            events.SnapshotQuery: queries.take_snapshot,
+            events.ListWorkers: queries.list_workers,
+            events.GetOutput: queries.get_output,
+            events.ClockSet: _clock_set,
+            events.DispatchStopped: _dispatch_stopped,
+            events.DispatchRested: _dispatch_rested,
+        }
+
+    def restore(self, recovered: Iterable[RecoveredChunk], now: Now) -> Step:
+        """Takes over what a store gave back; its step is committed before anything is served."""
+        self._state.last_mono = now.mono
+        self._offset = now.wall - now.mono
+        draft = Draft(self._state, now)
+        recovery.restore(draft, recovered)
+        return self._finish(draft)
+
+    def step(self, happened: Sequence[events.Event], now: Now) -> Step:
+        """Handles events in order, and everything that is due at `now`.
+
+        Args:
+            happened: What has happened since the last step.
+            now: Not before the last step's `mono`.
+
+        Raises:
+            InvariantError: The engine contradicts itself; its leader must stop.
+        """
+        state = self._state
+        self._keep_time(now)
+        draft = Draft(state, now)
+        readiness.wake(draft)
+        handlers = self._handlers
+        for event in happened:
+            handlers[type(event)](draft, event)
+        attempts.expire(draft)
+        return self._finish(draft)
+
+    def wants(self, event: events.Event) -> tuple[list[int], list[str]]:
+        """Ids and keys that must be looked up in the store before `event` may enter."""
+        if type(event) is not events.Submit or not self._state.settings.store_remembers:
+            return [], []
+        return admission.wants(self._state, event)
+
+    def close(self) -> None:
+        """Drops all state, so that records that the garbage collector does not track are freed."""
+        self._state.close()
+
+    def _keep_time(self, now: Now) -> None:
+        """Gaps between steps don't age leases; a jump of the wall clock moves deadlines."""
+        state = self._state
+        gap = now.mono - state.last_mono
+        assert gap >= 0, "the monotonic clock went back"
+        if self._number and gap > LISTENING_GAP:
+            state.ttl_shift += gap - LISTENING_GAP
+        offset = now.wall - now.mono
+        if self._offset is not None and abs(offset - self._offset) > CLOCK_JUMP_MIN:
+            readiness.clock_moved(state, now)
+        self._offset = offset
+
+    def _finish(self, draft: Draft) -> Step:
+        """Settles what the events left open, dispatches, and puts the step together."""
+        state = self._state
+        while True:
+            readiness.settle_unblocked(draft)
+            admission.unpark(draft)
+            readiness.line_up(draft)
+            attempts.dispatch(draft)
+            # Dispatch makes room in the queue, and whoever gets in then may start at once.
+            if not (draft.room_made and state.parked):
+                break
+        self._number += 1
+        if draft.attempts:
+            state.unreleased.append((self._number, draft.attempts))
+        if state.retention:
+            state.forget_finished(draft.now.mono)
+        step = Step(self._number, draft.mutations(), draft.all_effects(), self._wake_at(draft))
+        state.last_mono = draft.now.mono
+        return step
+
+    def _wake_at(self, draft: Draft) -> Now:
+        state = self._state
+        mono = state.mono_timers.next()
+        for leases in state.lease_lists.values():
+            due = leases.next()
+            if due != NEVER:
+                # While leases are out the engine is woken often enough to notice a pause.
+                mono = min(mono, due + state.ttl_shift, draft.now.mono + LISTENING_GAP)
+        for timeouts in state.timeout_lists.values():
+            mono = min(mono, timeouts.next())
+        for change in state.placement.next_change():
+            if change is not None:
+                mono = min(mono, change)
+        return Now(state.wall_timers.next(), mono)
+
+
+def _clock_set(_draft: Draft, _event: events.ClockSet) -> None:
+    """The wall clock was set back by a lot; what waits for an instant goes on waiting for it."""
+
+
+def _dispatch_stopped(draft: Draft, _event: events.DispatchStopped) -> None:
+    draft.state.dispatching = False
+
+
+def _dispatch_rested(draft: Draft, event: events.DispatchRested) -> None:
+    draft.state.resting = event.resting

@@ -1,0 +1,198 @@
+"""How stored rows become live state: used-up attempts, missed starts, satisfied parents.
+
+Tasks keep their ids, their order and their attempt counts. One that was running when the leader
+before was lost has used that attempt: it is retried after a backoff, or dead-lettered. A parent
+that nobody knows any more ended before the retention window: its edges hold. What recovery
+changes is part of its step's mutations, and committed before anything is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cronoq_server.engine.admission import derive_instants
+from cronoq_server.engine.draft import Draft
+from cronoq_server.engine.ending import edge_holds, finish, impossible
+from cronoq_server.engine.lifecycle import Cause
+from cronoq_server.engine.model import Outcome, PastAttempt, Status
+from cronoq_server.engine.mutations import RecoveredChunk, StoredTask
+from cronoq_server.engine.policies import backoff, effective_retry, remaining
+from cronoq_server.engine.readiness import became_ready, settle
+from cronoq_server.engine.state import HISTORY_MAX, Finished, State, Task, TimerKind
+
+
+def restore(draft: Draft, chunks: Iterable[RecoveredChunk]) -> None:
+    """Rebuilds the tables from what a store gave back, and decides where each task stands."""
+    state = draft.state
+    live: list[tuple[Task, StoredTask]] = []
+    finished: list[StoredTask] = []
+    for chunk in chunks:
+        live += [(_live_task(state, stored), stored) for stored in chunk.live]
+        finished += chunk.parents
+        finished += chunk.finished
+    for stored in sorted(finished, key=_ended_at):
+        _remember(draft, stored)
+    blocked: list[tuple[Task, str]] = []
+    for task, _ in live:
+        if task.spec.dependencies and not task.attempt:
+            doom = _tie(draft, task)
+            if doom is not None:
+                blocked.append((task, doom))
+    for task, stored in live:
+        _place(draft, task, stored)
+    for task, doom in blocked:
+        if task.status == Status.BLOCKED:
+            finish(draft, task, Cause.PARENT_IMPOSSIBLE, doom)
+
+
+def _ended_at(stored: StoredTask) -> tuple[int, int]:
+    assert stored.change is not None
+    return stored.change.at, stored.task_id
+
+
+def _live_task(state: State, stored: StoredTask) -> Task:
+    """A task with everything that its rows say; its status is decided later."""
+    spec, change = stored.spec, stored.change
+    retry = state.pools[spec.pool].retry
+    task = Task(
+        id=stored.task_id,
+        priority=spec.priority,
+        since=0,
+        demand=state.demand(spec),
+        spec=spec,
+        created_at=stored.created_at,
+        attempts_max=effective_retry(spec.retry, retry).max_attempts,
+    )
+    derive_instants(task)
+    if change is not None:
+        task.attempt = change.attempt
+        task.attempts_max = change.attempts_max
+        task.started_at = change.started_at
+        task.message = change.message
+        task.progress = change.progress
+        task.history = change.history
+    state.adopt(task)
+    return task
+
+
+def _remember(draft: Draft, stored: StoredTask) -> None:
+    """Keeps an ended task as a slim entry for as long as it still answers."""
+    state, change = draft.state, stored.change
+    if change is None or stored.task_id in state.finished:
+        return
+    spec = stored.spec
+    state.finished[stored.task_id] = Finished(
+        stored.task_id,
+        spec.key,
+        spec.pool,
+        change.status,
+        change.attempt,
+        change.at,
+        change.message,
+        change.has_output,
+    )
+    if spec.key and spec.key not in state.keys:
+        state.keys[spec.key] = stored.task_id
+    now = draft.now
+    age = now.wall - change.at
+    state.retention.append((now.mono - max(0, age), stored.task_id))
+
+
+def _tie(draft: Draft, task: Task) -> str | None:
+    """Finds the parents again; returns why the task is doomed, if it is."""
+    state = draft.state
+    parents: dict[int, None] = {}
+    doom: str | None = None
+    for edge in task.spec.dependencies:
+        target, condition = edge.target, edge.condition
+        parent = state.keys.get(target) if isinstance(target, str) else target
+        if parent is None:
+            if _still_awaits(draft, task):
+                state.awaited.setdefault(str(target), []).append((task, condition))
+                task.awaiting += 1
+                task.unmet += 1
+            continue
+        ended = state.finished.get(parent)
+        if parent in state.tasks:
+            state.children.setdefault(parent, []).append((task, condition))
+            task.unmet += 1
+            parents[parent] = None
+        elif ended is not None:
+            parents[parent] = None
+            if not edge_holds(condition, ended.status):
+                doom = doom or impossible(parent, condition, ended.status)
+    state.set_parents(task, tuple(parents))
+    return doom
+
+
+def _still_awaits(draft: Draft, task: Task) -> bool:
+    """Whether a key that nobody has submitted may still come for this task."""
+    longest = draft.state.pools[task.spec.pool].settings.await_unknown_dependencies
+    if not longest:
+        return False
+    left = remaining(task.created_at + longest, draft.now.wall, longest)
+    if not task.awaiting:
+        draft.state.mono_timers.arm(draft.now.mono + left, TimerKind.AWAIT, task)
+    return True
+
+
+def _place(draft: Draft, task: Task, stored: StoredTask) -> None:
+    """Decides what a recovered task is doing now."""
+    state, now = draft.state, draft.now
+    change = stored.change
+    if not task.attempt:
+        if task.expires_at is not None:
+            state.wall_timers.arm(task.expires_at, TimerKind.EXPIRES, task)
+        if task.miss_at is not None:
+            state.wall_timers.arm(task.miss_at, TimerKind.MISS, task)
+        if task.unmet or task.id in state.parents:
+            draft.transition(task, Cause.WAITS_FOR_PARENTS)
+            if task.unmet:
+                return
+        _settle_since(draft, task)
+        return
+    task.due_at = task.miss_at = None
+    draft.transition(task, Cause.BECAME_READY)
+    draft.transition(task, Cause.STARTED)
+    if change is not None and change.status == Status.RETRYING:
+        assert change.retry_at is not None
+        longest = max(0, change.retry_at - change.at)
+        _retry(draft, task, remaining(change.retry_at, now.wall, longest))
+        return
+    _leader_lost(draft, task)
+
+
+def _settle_since(draft: Draft, task: Task) -> None:
+    """Ready or scheduled; a task that waited before goes on with the wait it had."""
+    now = draft.now
+    ready_at = task.created_at if task.due_at is None else max(task.created_at, task.due_at)
+    if ready_at > now.wall:
+        settle(draft, task)
+    else:
+        became_ready(draft, task, now.mono - (now.wall - ready_at))
+
+
+def _leader_lost(draft: Draft, task: Task) -> None:
+    """The attempt that ran under the leader before counts as used."""
+    state, now = draft.state, draft.now
+    message = "the server that led this attempt was lost"
+    past = PastAttempt(
+        task.attempt, "", task.started_at or 0, now.wall, Outcome.LEADER_LOST, message
+    )
+    task.history = (*task.history[-(HISTORY_MAX - 1) :], past)
+    if task.attempt >= task.attempts_max:
+        finish(draft, task, Cause.ATTEMPTS_USED_UP, message)
+        return
+    policy = effective_retry(task.spec.retry, state.pools[task.spec.pool].retry)
+    number = task.attempt - task.attempts_max + policy.max_attempts
+    task.message = message
+    _retry(draft, task, backoff(policy, number, state.chance))
+    draft.changed[task.id] = task
+
+
+def _retry(draft: Draft, task: Task, wait: int) -> None:
+    """The next attempt may start after `wait`."""
+    task.retry_at = draft.now.wall + wait
+    task.backoff_until = draft.now.mono + wait
+    draft.transition(task, Cause.WILL_RETRY)
+    draft.state.mono_timers.arm(task.backoff_until, TimerKind.BACKOFF, task)

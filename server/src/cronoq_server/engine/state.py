@@ -1,0 +1,472 @@
+"""The tables of everything that lives: tasks, keys, sessions, attempts, waiters.
+
+This module owns all mutable state of the engine; the others change it only through a `Draft`
+(one step in the making), so that what a step changed and what it must write stay together.
+
+Rules a change must keep:
+
+1. Long-lived records (`Task`, `Attempt`, `Finished`) are not tracked by the garbage collector.
+   They must not stay in a cycle: a task names its lease by number, an attempt its session by
+   number, and `State.close` cuts the rest.
+2. Dictionaries keep insertion order, and ids rise: `tasks` is in submission order but for what a
+   redrive puts back. Nothing iterates a set.
+3. An index holds a task only while it lives; whoever ends a task goes through `ending.finish`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from enum import IntEnum
+
+import msgspec
+
+from cronoq_server.engine import ids
+from cronoq_server.engine.events import Scope, Submit
+from cronoq_server.engine.gates import Demand
+from cronoq_server.engine.index import IdIndex
+from cronoq_server.engine.model import (
+    DEFAULT_RETRY,
+    EngineSettings,
+    Instant,
+    Pairs,
+    PastAttempt,
+    PoolSettings,
+    Priority,
+    Progress,
+    ResourceSettings,
+    Status,
+    TaskRef,
+    TaskSpec,
+)
+from cronoq_server.engine.placement import Placement, PoolRules, Waiting
+from cronoq_server.engine.policies import Chance, effective_retry
+from cronoq_server.engine.resources import NANO, ResourceRules, Resources
+from cronoq_server.engine.timers import ExpiryList, Node, TimerHeap
+
+HISTORY_MAX = 20
+"""Past attempts kept with a task."""
+
+
+class Task(Waiting, gc=False, eq=False, kw_only=True):
+    """A live task. Instants named `*_at` are wall time; `since` and `backoff_until` are mono.
+
+    Attributes:
+        spec: What was asked for.
+        created_at: When it arrived.
+        status: What it is doing.
+        attempt: Number of the last attempt started; 0 = none.
+        attempts_max: Highest number its budget allows.
+        due_at: Not before this instant; None = at once.
+        miss_at: When its fixed start counts as missed; None = it has none (any more).
+        deadline_at: When it should be done.
+        expires_at: When it is missed if it has not started.
+        started_at: When its last attempt started.
+        retry_at: When its next attempt may start, while it is retrying.
+        backoff_until: The same as a mono instant.
+        message: Why it is as it is.
+        lease: The lease it runs under; 0 = none.
+        session: The session that holds the lease.
+        same_attempt: Its next start goes on with the attempt number it has.
+        nacks: How often this attempt was refused.
+        unmet: Edges that do not hold yet.
+        awaiting: How many of them name a key that nobody has submitted yet.
+        progress: The last progress a heartbeat brought.
+        history: The last attempts that did not succeed.
+        expected: Expected duration in nanoseconds, fixed when it becomes ready.
+    """
+
+    spec: TaskSpec
+    created_at: Instant
+    status: int = 0
+    attempt: int = 0
+    attempts_max: int = 0
+    due_at: Instant | None = None
+    miss_at: Instant | None = None
+    deadline_at: Instant | None = None
+    expires_at: Instant | None = None
+    started_at: Instant | None = None
+    retry_at: Instant | None = None
+    backoff_until: Instant = 0
+    message: str = ""
+    lease: int = 0
+    session: int = 0
+    same_attempt: bool = False
+    nacks: int = 0
+    unmet: int = 0
+    awaiting: int = 0
+    progress: Progress | None = None
+    history: tuple[PastAttempt, ...] = ()
+    expected: int = 0
+
+
+class Attempt(Node, gc=False, eq=False, kw_only=True):
+    """One attempt that holds a lease; it is a node of its pool's list of lease deadlines.
+
+    Attributes:
+        lease: The lease.
+        task: Its task.
+        started_at: Wall instant of dispatch.
+        released: Whether it has gone out, so that its clocks run.
+        timeout: Its place in the list of timeouts, if it has one.
+    """
+
+    lease: int
+    task: Task
+    started_at: Instant
+    released: bool = False
+    timeout: Timeout | None = None
+
+
+class Timeout(Node, gc=False, eq=False, kw_only=True):
+    """The timeout of one attempt."""
+
+    attempt: Attempt
+
+
+class Finished(msgspec.Struct, gc=False, eq=False):
+    """What the engine keeps of a task that has ended; payload and spec are the store's."""
+
+    task_id: int
+    key: str
+    pool: str
+    status: int
+    attempt: int
+    finished_at: Instant
+    message: str
+    has_output: bool
+
+
+class Session:
+    """One worker's session.
+
+    Attributes:
+        leases: Attempts it holds, by lease, in order of dispatch.
+        stuck: Leases that were aborted and whose handlers may still run: each takes a slot.
+        granted: Slots it may use.
+        connected: Whether its stream stands; without one it has no capacity.
+        reports_seen: Number of the last Reports read.
+        beat_seen: Number of the last heartbeat read.
+    """
+
+    __slots__ = (
+        "beat_seen",
+        "connected",
+        "connected_at",
+        "credential",
+        "granted",
+        "kinds",
+        "labels",
+        "leases",
+        "name",
+        "number",
+        "pool",
+        "protocol",
+        "reports_seen",
+        "sdk",
+        "stuck",
+        "token",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        pool: str,
+        name: str,
+        labels: Pairs,
+        kinds: tuple[str, ...],
+        protocol: int,
+        credential: str,
+        token: bytes,
+        sdk: str,
+        connected_at: Instant,
+    ) -> None:
+        self.number = number
+        self.pool = pool
+        self.name = name
+        self.labels = labels
+        self.kinds = kinds
+        self.protocol = protocol
+        self.credential = credential
+        self.token = token
+        self.sdk = sdk
+        self.connected_at = connected_at
+        self.granted = 0
+        self.connected = True
+        self.reports_seen = 0
+        self.beat_seen = 0
+        self.leases: dict[int, Attempt] = {}
+        self.stuck: dict[int, None] = {}
+
+    @property
+    def busy(self) -> int:
+        """Slots taken, by attempts and by handlers that have not stopped yet."""
+        return len(self.leases) + len(self.stuck)
+
+    @property
+    def free(self) -> int:
+        """Slots that can take an attempt now."""
+        return max(0, self.granted - self.busy) if self.connected else 0
+
+
+class Pool:
+    """One pool's counts and rules.
+
+    Attributes:
+        retry: Its retry policy, without zeros.
+        pending: Tasks that count against the queue's bound.
+        pending_by_class: The same by priority.
+        dispatched: Attempts started under this leadership.
+        counts: Tasks by status; of terminal ones, those that ended under this leadership.
+        granted: Slots granted to connected sessions.
+        parked: Calls that wait for room, in order of arrival.
+        means: Learned mean run time by kind, nanoseconds.
+    """
+
+    __slots__ = (
+        "counts",
+        "dispatched",
+        "granted",
+        "leases",
+        "means",
+        "parked",
+        "paused",
+        "pending",
+        "pending_by_class",
+        "retry",
+        "settings",
+    )
+
+    def __init__(self, settings: PoolSettings, leases: ExpiryList) -> None:
+        self.settings = settings
+        self.leases = leases
+        self.retry = effective_retry(settings.retry, DEFAULT_RETRY)
+        self.pending = 0
+        self.pending_by_class = [0] * (len(Priority) + 1)
+        self.dispatched = 0
+        self.counts = [0] * (len(Status) + 1)
+        self.granted = 0
+        self.paused = False
+        self.parked: deque[int] = deque()
+        self.means: dict[str, int] = {}
+
+
+class WaitState:
+    """A call that waits for the ends of tasks."""
+
+    __slots__ = ("left", "tasks")
+
+    def __init__(self, tasks: list[int]) -> None:
+        self.tasks = tasks
+        self.left = len(tasks)
+
+
+class Total(IntEnum):
+    """Counters that are not per status."""
+
+    SUBMITTED = 0
+    DISPATCHED = 1
+    RETRIES = 2
+    TIMEOUTS = 3
+    LEASE_EXPIRIES = 4
+    STALE_REPORTS = 5
+
+
+class TimerKind(IntEnum):
+    """What an entry of a timer heap is for."""
+
+    DUE = 1
+    MISS = 2
+    EXPIRES = 3
+    BACKOFF = 4
+    AWAIT = 5
+    PARK = 6
+    WAIT = 7
+    FORGIVE = 8
+
+
+class State:
+    """All tables of one leadership."""
+
+    def __init__(self, settings: EngineSettings, chance: Chance) -> None:
+        self.settings = settings
+        self.chance = chance
+        self.ids = ids.IdSource(settings.shard, settings.epoch, settings.high_water)
+        self.lease = ids.lease_base(settings.epoch)
+        self.lease_lists: dict[int, ExpiryList] = {}
+        self.timeout_lists: dict[int, ExpiryList] = {}
+        self.pools = {pool.name: self.new_pool(pool) for pool in settings.pools}
+        self.resources = Resources([_resource_rules(each) for each in settings.resources])
+        self.placement = Placement([_pool_rules(each) for each in settings.pools], self.resources)
+        self.pending = 0
+        self.tasks: dict[int, Task] = {}
+        self.index = IdIndex(self.tasks)
+        self.keys: dict[str, int] = {}
+        self.finished: dict[int, Finished] = {}
+        self.retention: deque[tuple[Instant, int]] = deque()
+        self.children: dict[int, list[tuple[Task, int]]] = {}
+        self.parents: dict[int, tuple[int, ...]] = {}
+        self.pinned: dict[int, int] = {}
+        self.awaited: dict[str, list[tuple[Task, int]]] = {}
+        self.sessions: dict[int, Session] = {}
+        self.tokens: dict[bytes, int] = {}
+        self.unreleased: deque[tuple[int, list[Attempt]]] = deque()
+        self.waits: dict[int, WaitState] = {}
+        self.waiters: dict[int, list[int]] = {}
+        self.parked: dict[int, Submit] = {}
+        self.watches = 0
+        self.totals = [0] * len(Total)
+        self.wall_timers: TimerHeap[Task] = TimerHeap(_wall_alive)
+        self.mono_timers: TimerHeap[Task | int] = TimerHeap(self._mono_alive)
+        self.ttl_shift = 0
+        self.last_mono = 0
+        self.dispatching = True
+        self.resting = False
+
+    def new_pool(self, settings: PoolSettings) -> Pool:
+        """A pool that shares its list of lease deadlines with those of the same TTL."""
+        ttl = settings.lease_ttl
+        return Pool(settings, self.lease_lists.setdefault(ttl, ExpiryList(ttl)))
+
+    def adopt(self, task: Task) -> None:
+        """Puts a task into the tables."""
+        self.tasks[task.id] = task
+        self.index.add(task.id)
+        if task.spec.key:
+            self.keys[task.spec.key] = task.id
+
+    def demand(self, spec: TaskSpec) -> Demand:
+        """What a spec asks of its pool's slots and of resources, shared by all that ask alike."""
+        labels = tuple(f"{name}={value}" for name, value in spec.labels) if spec.labels else ()
+        return self.placement.demand(spec.pool, labels, spec.kind, spec.resources, spec.tenant)
+
+    def set_parents(self, task: Task, parents: tuple[int, ...]) -> None:
+        """Notes a task's parents and keeps those remembered."""
+        self.pin(parents[len(self.parents.get(task.id, ())) :])
+        self.parents[task.id] = parents
+
+    def is_past(self, task_id: int) -> bool:
+        """Whether this id of ours has been given out before."""
+        settings = self.settings
+        if settings.shard is not None and ids.shard_of(task_id) != settings.shard:
+            return False
+        return 0 < task_id <= self.ids.last
+
+    def timeouts(self, length: int) -> ExpiryList:
+        """The list of timeouts of this length."""
+        found = self.timeout_lists.get(length)
+        if found is None:
+            found = self.timeout_lists[length] = ExpiryList(length)
+        return found
+
+    def resolve(self, target: TaskRef, scope: Scope) -> Task | Finished | None:
+        """The task, live or remembered, if the caller may know of it."""
+        task_id = self.keys.get(target) if isinstance(target, str) else target
+        if task_id is None:
+            return None
+        task = self.tasks.get(task_id)
+        if task is not None:
+            return task if scope is None or task.spec.pool in scope else None
+        ended = self.finished.get(task_id)
+        if ended is not None and scope is not None and ended.pool not in scope:
+            return None
+        return ended
+
+    def drop_session(self, session: Session) -> None:
+        """Forgets a session that holds nothing any more."""
+        if self.sessions.pop(session.number, None) is not None:
+            self.tokens.pop(session.token, None)
+
+    def forget_finished(self, now_mono: Instant) -> None:
+        """Lets go of ended tasks beyond retention, oldest first, but for pinned ones."""
+        horizon = now_mono - self.settings.key_retention
+        retention, finished, most = self.retention, self.finished, self.settings.finished_max
+        while retention and (retention[0][0] < horizon or len(retention) > most):
+            _, task_id = retention.popleft()
+            ended = finished.get(task_id)
+            if ended is not None and task_id not in self.pinned:
+                self.drop_finished(ended)
+
+    def drop_finished(self, ended: Finished) -> None:
+        """Removes one ended task and its key."""
+        del self.finished[ended.task_id]
+        if ended.key and self.keys.get(ended.key) == ended.task_id:
+            del self.keys[ended.key]
+
+    def pin(self, parents: Iterable[int]) -> None:
+        """Keeps parents remembered while a child lives."""
+        for parent in parents:
+            self.pinned[parent] = self.pinned.get(parent, 0) + 1
+
+    def unpin(self, parents: Iterable[int], now_mono: Instant) -> None:
+        """Lets go of parents; one that ended long ago is queued to be forgotten."""
+        for parent in parents:
+            left = self.pinned.get(parent, 0) - 1
+            if left > 0:
+                self.pinned[parent] = left
+            else:
+                self.pinned.pop(parent, None)
+                if parent in self.finished:
+                    self.retention.append((now_mono, parent))
+
+    def _mono_alive(self, at: int, kind: int, owner: Task | int) -> bool:
+        if isinstance(owner, int):
+            return owner in (self.parked if kind == TimerKind.PARK else self.waits)
+        if kind == TimerKind.BACKOFF:
+            return owner.status == Status.RETRYING and owner.backoff_until == at
+        if kind == TimerKind.AWAIT:
+            return owner.status == Status.BLOCKED and owner.awaiting > 0
+        return owner.status == Status.READY
+
+    def close(self) -> None:
+        """Cuts every link, so that untracked records are freed."""
+        for task in self.tasks.values():
+            self.placement.withdraw(task)
+        for table in (self.lease_lists, self.timeout_lists):
+            for expiries in table.values():
+                expiries.clear()
+        for session in self.sessions.values():
+            session.leases.clear()
+        for mapping in (
+            self.tasks,
+            self.finished,
+            self.children,
+            self.parents,
+            self.awaited,
+            self.sessions,
+            self.waiters,
+            self.waits,
+            self.parked,
+        ):
+            mapping.clear()
+        self.index.clear()
+        self.unreleased.clear()
+        self.retention.clear()
+        self.wall_timers.clear()
+        self.mono_timers.clear()
+
+
+def _wall_alive(at: int, kind: int, task: Task) -> bool:
+    if kind == TimerKind.DUE:
+        return task.status == Status.SCHEDULED and task.due_at == at
+    if task.attempt or task.status not in (Status.BLOCKED, Status.SCHEDULED, Status.READY):
+        return False
+    return at == (task.miss_at if kind == TimerKind.MISS else task.expires_at)
+
+
+WEIGHT_ONE = 1000
+"""What a tenant of weight 1 weighs in placement, which wants whole numbers."""
+
+
+def _pool_rules(settings: PoolSettings) -> PoolRules:
+    weights = {
+        tenant: max(1, round(weight * WEIGHT_ONE)) for tenant, weight in settings.tenant_weights
+    }
+    return PoolRules(settings.name, settings.fair_share, weights, WEIGHT_ONE, settings.max)
+
+
+def _resource_rules(settings: ResourceSettings) -> ResourceRules:
+    if settings.kind == "token_bucket":
+        rate = round(settings.rate * NANO)
+        return ResourceRules(settings.name, None, rate, settings.burst, settings.per_value)
+    return ResourceRules(settings.name, settings.permits, per_value=settings.per_value)

@@ -1,0 +1,306 @@
+"""What tasks, sessions and pools look like from outside: read-only values, made on demand.
+
+Half of these functions look at live state, the other half at what a store gave back; both give
+the same values, so that no caller can tell where a task was found. Pages put both together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cronoq_server.engine.effects import (
+    Page,
+    ParentView,
+    PartPage,
+    PoolView,
+    Result,
+    SnapshotView,
+    StatusEvent,
+    TaskDetail,
+    TaskView,
+    TotalsView,
+    WorkerGroupView,
+    WorkerView,
+)
+from cronoq_server.engine.events import Scope
+from cronoq_server.engine.model import (
+    FIRST_TERMINAL,
+    Now,
+    Pairs,
+    Status,
+    TaskFilter,
+    TaskRef,
+    TaskSpec,
+)
+from cronoq_server.engine.mutations import StoredTask
+from cronoq_server.engine.state import Pool, Session, State, Task, Total
+
+CHILDREN_SHOWN = 100
+"""A detail lists this many children at most."""
+
+LOOKED_AT_MAX = 10_000
+"""A page looks at no more than this many tasks; it may then be short."""
+
+SCHEDULE_TAG = "cronoq.schedule"
+"""Tag that names the schedule of an occurrence."""
+
+
+def task_view(state: State, task: Task) -> TaskView:
+    """A live task."""
+    return TaskView(
+        task.id,
+        task.spec,
+        task.status,
+        task.attempt,
+        task.attempts_max,
+        task.created_at,
+        task.started_at,
+        None,
+        task.message,
+        False,
+        task.due_at if task.status == Status.SCHEDULED else task.retry_at,
+        task.progress,
+        waiting_for(state, task),
+    )
+
+
+def waiting_for(state: State, task: Task) -> tuple[str, ...]:
+    """What a task lacks before it can run, in words."""
+    if task.status == Status.READY:
+        return state.placement.waiting_for(task)
+    if task.status == Status.BLOCKED:
+        return tuple(
+            f"dependency {parent.target}"
+            for parent in parent_views(state, task.spec)
+            if parent.status < FIRST_TERMINAL
+        )
+    return ()
+
+
+def parent_views(state: State, spec: TaskSpec) -> tuple[ParentView, ...]:
+    """How the parents that a spec names stand; status 0 = nobody knows (any more)."""
+    found = []
+    for edge in spec.dependencies:
+        found.append(ParentView(edge.target, edge.condition, _status_of(state, edge.target)))
+    return tuple(found)
+
+
+def _status_of(state: State, target: TaskRef) -> int:
+    task_id = state.keys.get(target, 0) if isinstance(target, str) else target
+    live = state.tasks.get(task_id)
+    if live is not None:
+        return live.status
+    ended = state.finished.get(task_id)
+    return ended.status if ended is not None else 0
+
+
+def task_detail(state: State, task: Task) -> TaskDetail:
+    """A live task with everything around it."""
+    children = state.children.get(task.id, ())
+    ids = list(dict.fromkeys(child.id for child, _ in children))
+    return TaskDetail(
+        task_view(state, task),
+        task.history,
+        parent_views(state, task.spec),
+        tuple(ids[:CHILDREN_SHOWN]),
+    )
+
+
+def worker_view(session: Session) -> WorkerView:
+    """A connected session."""
+    return WorkerView(
+        session.number,
+        session.name,
+        session.pool,
+        session.labels,
+        session.kinds,
+        session.granted,
+        session.busy,
+        session.connected_at,
+        session.sdk,
+    )
+
+
+def snapshot(state: State, scope: Scope, now: Now) -> SnapshotView:
+    """Counts of all pools that the caller may see."""
+    pools = [pool for name, pool in state.pools.items() if scope is None or name in scope]
+    names = {pool.settings.name: None for pool in pools}
+    sessions = [s for s in state.sessions.values() if s.connected and s.pool in names]
+    views = tuple(
+        _pool_view(state, pool, [s for s in sessions if s.pool == pool.settings.name], now)
+        for pool in pools
+    )
+    running = sum(pool.counts[Status.RUNNING] for pool in pools)
+    pending = sum(pool.pending for pool in pools)
+    return SnapshotView(
+        views, running + pending, running, pending, _totals(state, pools), len(sessions)
+    )
+
+
+def _pool_view(state: State, pool: Pool, sessions: list[Session], now: Now) -> PoolView:
+    groups: dict[Pairs, list[int]] = {}
+    stuck = 0
+    for session in sessions:
+        group = groups.setdefault(session.labels, [0, 0])
+        group[0] += session.granted
+        group[1] += session.busy
+        stuck += len(session.stuck)
+    counts = pool.counts
+    name = pool.settings.name
+    since = [
+        task.since
+        for priority in (1, 2, 3, 4)
+        if (task := state.placement.longest_waiting(name, priority)) is not None
+    ]
+    return PoolView(
+        name,
+        sum(group[0] for group in groups.values()),
+        sum(group[1] for group in groups.values()),
+        stuck,
+        tuple(pool.pending_by_class[1:]),
+        len(sessions),
+        pool.dispatched,
+        counts[Status.SUCCEEDED],
+        counts[Status.FAILED] + counts[Status.DEAD_LETTERED],
+        tuple(WorkerGroupView(labels, group[0], group[1]) for labels, group in groups.items()),
+        pool.paused,
+        min(since) - now.mono + now.wall if since else None,
+    )
+
+
+def _totals(state: State, pools: Sequence[Pool]) -> TotalsView:
+    def ended(status: Status) -> int:
+        return sum(pool.counts[status] for pool in pools)
+
+    totals = state.totals
+    return TotalsView(
+        totals[Total.SUBMITTED],
+        totals[Total.DISPATCHED],
+        ended(Status.SUCCEEDED),
+        ended(Status.FAILED),
+        ended(Status.DEAD_LETTERED),
+        ended(Status.CANCELLED),
+        ended(Status.SKIPPED),
+        ended(Status.MISSED),
+        ended(Status.SHED),
+        totals[Total.RETRIES],
+        totals[Total.TIMEOUTS],
+        totals[Total.LEASE_EXPIRIES],
+        totals[Total.STALE_REPORTS],
+    )
+
+
+# --- what a store gave back ----------------------------------------------------------------------
+
+
+def stored_view(stored: StoredTask) -> TaskView:
+    """A task that only the store holds."""
+    change = stored.change
+    assert change is not None, "only ended tasks are asked of the store"
+    return TaskView(
+        stored.task_id,
+        stored.spec,
+        change.status,
+        change.attempt,
+        change.attempts_max,
+        stored.created_at,
+        change.started_at,
+        change.at if change.status >= FIRST_TERMINAL else None,
+        change.message,
+        change.has_output,
+        None,
+        change.progress,
+    )
+
+
+def stored_detail(stored: StoredTask) -> TaskDetail:
+    """The same with its past attempts; how its parents ended is no longer known."""
+    assert stored.change is not None
+    parents = tuple(ParentView(e.target, e.condition, 0) for e in stored.spec.dependencies)
+    return TaskDetail(stored_view(stored), stored.change.history, parents, ())
+
+
+def stored_result(stored: StoredTask) -> Result:
+    """How it ended; its output still has to be fetched, if it has one."""
+    change = stored.change
+    assert change is not None
+    return Result(stored.task_id, change.status, change.message, fetch=change.has_output)
+
+
+def stored_event(stored: StoredTask) -> StatusEvent:
+    """The transition that ended it."""
+    change = stored.change
+    assert change is not None
+    return StatusEvent(
+        stored.task_id,
+        stored.spec.pool,
+        stored.spec.key,
+        change.status,
+        change.attempt,
+        change.at,
+        change.message,
+        change.progress,
+    )
+
+
+# --- pages ---------------------------------------------------------------------------------------
+
+
+def matches(spec: TaskSpec, status: int, wanted: TaskFilter) -> bool:
+    """Whether a task passes a filter."""
+    return (
+        (not wanted.pools or spec.pool in wanted.pools)
+        and (not wanted.statuses or status in wanted.statuses)
+        and (not wanted.kinds or spec.kind in wanted.kinds)
+        and (not wanted.keys or spec.key in wanted.keys)
+        and (not wanted.tenants or spec.tenant in wanted.tenants)
+        and (not wanted.tags or all(pair in spec.tags for pair in wanted.tags))
+        and (not wanted.schedule or (SCHEDULE_TAG, wanted.schedule) in spec.tags)
+    )
+
+
+def live_page(
+    state: State, wanted: TaskFilter, after: int, limit: int, newest_first: bool
+) -> PartPage:
+    """The live tasks of a page, in id order from the cursor on."""
+    finished = not wanted.statuses or any(s >= FIRST_TERMINAL for s in wanted.statuses)
+    found: list[TaskView] = []
+    looked_at = last = 0
+    tasks = state.tasks
+    for task_id in state.index.walk(after, newest_first):
+        task = tasks.get(task_id)
+        if task is None:
+            continue
+        if looked_at == LOOKED_AT_MAX or len(found) == limit:
+            return PartPage(tuple(found), last, wanted, after, limit, newest_first, finished)
+        looked_at += 1
+        last = task_id
+        if matches(task.spec, task.status, wanted):
+            found.append(task_view(state, task))
+    return PartPage(tuple(found), 0, wanted, after, limit, newest_first, finished)
+
+
+def merge_page(part: PartPage, stored: Sequence[StoredTask], stored_next: int) -> Page:
+    """Puts live and finished tasks of a page into one order.
+
+    A task seen in both counts once, as the engine has it. Nothing beyond the nearer of both
+    cursors is given out, or the next page would miss tasks.
+
+    Args:
+        part: The engine's half.
+        stored: The store's half, in the page's order.
+        stored_next: The store's cursor; 0 = there is nothing behind.
+    """
+    views = {view.task_id: view for view in map(stored_view, stored)}
+    views.update((view.task_id, view) for view in part.live)
+    order = sorted(views, reverse=part.newest_first)
+    bounds = [cursor for cursor in (part.live_next, stored_next) if cursor]
+    if bounds:
+        bound = max(bounds) if part.newest_first else min(bounds)
+        order = [i for i in order if (i >= bound if part.newest_first else i <= bound)]
+    more = bool(bounds) or len(order) > part.limit
+    order = order[: part.limit]
+    cursor = 0
+    if more:
+        cursor = order[-1] if len(order) == part.limit else bound
+    return Page(tuple(views[i] for i in order), cursor)
