@@ -204,12 +204,12 @@ class StoreConfig:
 class LimitsConfig:
     """`[limits]`: bounds on what callers and workers may ask for."""
 
-    max_tasks_per_batch: int = _value(_int(1, 100_000), 1000)
+    max_tasks_per_batch: int = _value(_int(1, 10_000), 1000)
     max_pending_total: int = _value(_int(1, 1_000_000_000), 10_000_000)
     max_message_bytes: int = _value(_int(256 * KIB, 1024 * MIB), 4 * MIB)
     max_key_len: int = _value(_int(1, 4096), 256)
     max_tags: int = _value(_int(0, 1000), 32)
-    max_deps: int = _value(_int(0, 100_000), 100)
+    max_deps: int = _value(_int(0, 4000), 100)
     max_deps_per_batch: int = _value(_int(0, 1_000_000), 5000)
     max_resources: int = _value(_int(0, 100), 8)
     max_wait_s: float = _value(_seconds(above_zero=True), 60.0)
