@@ -13,6 +13,8 @@ give back what it was told.
 4. Every instant written has `time_base.unix_nanos_at_zero` added, and every one read has it taken
    off.
 5. Texts that a store cannot hold never reach it: admission cleans or refuses them.
+6. A `commit` that is cancelled ends only when its attempt can have no effect any more, or its
+   connection is closed: the same batch may be committed again right after.
 
 Stores know the engine's values and mutations; they know nothing of how it decides.
 """
@@ -62,6 +64,10 @@ class Rejected(StoreError):
         self.kind = kind
         self.task_id = task_id
         self.column = column
+
+
+class Forgotten(StoreError):
+    """Ends after the position asked for have been pruned: a reader would miss them."""
 
 
 class TimeBase(msgspec.Struct, frozen=True):
@@ -156,7 +162,10 @@ class Batch:
 
 
 class FinishedQuery(msgspec.Struct, frozen=True):
-    """Which finished tasks are looked for: by ids, by keys, or a page by filter.
+    """Which finished tasks are looked for: by ids and keys, or a page by filter.
+
+    A page is in id order, or, with `ended_after`, in order of (position, id): first the rest of
+    that position, then what ended later.
 
     Attributes:
         ids: Task ids.
@@ -164,7 +173,8 @@ class FinishedQuery(msgspec.Struct, frozen=True):
         filter: A page's filter, used when neither ids nor keys are given.
         after: Page cursor: ids above it (below it when `newest_first`); 0 = from the start.
         limit: Most tasks returned by a page.
-        newest_first: Direction of a page.
+        newest_first: Direction of a page in id order.
+        ended_after: Position from which on a page in order of ends begins, after the id `after`.
     """
 
     ids: tuple[int, ...] = ()
@@ -173,6 +183,25 @@ class FinishedQuery(msgspec.Struct, frozen=True):
     after: int = 0
     limit: int = 1000
     newest_first: bool = False
+    ended_after: int | None = None
+
+
+class FinishedPage(msgspec.Struct, frozen=True):
+    """What a look-up found, without payloads.
+
+    Attributes:
+        tasks: In the order asked for; for ids and keys, in any order and each task once.
+        next_after: Cursor of the next page, behind the last task looked at; 0 = nothing is left.
+        next_position: Together with it, the position, when the order is that of ends.
+    """
+
+    tasks: list[StoredTask]
+    next_after: int = 0
+    next_position: int = 0
+
+
+LOOKED_AT_MAX = 10_000
+"""A page looks at no more than this many finished tasks; it may then be short."""
 
 
 class Store(Protocol):
@@ -220,16 +249,33 @@ class Store(Protocol):
         """
 
     async def release_leadership(self, leadership: Leadership) -> None:
-        """Ends the term in order, so that another one may begin at once."""
+        """Ends the term in order, so that another one may begin at once; one that is over stays so.
+
+        Raises:
+            Unavailable: The store can't be reached; the term ends by itself later.
+        """
 
     async def load_outputs(self, ids: Sequence[int]) -> dict[int, Output]:
-        """Outputs of finished tasks; ids without one are left out."""
+        """Outputs of finished tasks; ids without one are left out.
 
-    async def find_finished(self, query: FinishedQuery) -> list[StoredTask]:
-        """Finished tasks by ids, keys or page, in the page's order, without payloads."""
+        Raises:
+            Unavailable: The store can't be reached.
+        """
+
+    async def find_finished(self, query: FinishedQuery) -> FinishedPage:
+        """Finished tasks by ids and keys, or a page of them.
+
+        Raises:
+            Forgotten: Some ends after `ended_after` are no longer there.
+            Unavailable: The store can't be reached.
+        """
 
     async def load_tasks(self, ids: Sequence[int]) -> list[StoredTask]:
-        """Tasks with spec and payload, finished or not; unknown ids are left out."""
+        """Tasks with spec and payload, finished or not; unknown ids are left out.
+
+        Raises:
+            Unavailable: The store can't be reached.
+        """
 
     async def close(self) -> None:
         """Lets go of files and connections; the store is not used again."""

@@ -1,0 +1,68 @@
+"""What is done with each effect once its step is durable.
+
+Effects are performed in the order of their steps, in one go: whoever waits for several of them
+wakes up once and finds them together. Performing an effect never waits for anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cronoq_server.engine.effects import (
+    CancelAttempt,
+    Dispatch,
+    Dropped,
+    Effect,
+    Joined,
+    NotJoined,
+    Publish,
+    Receipt,
+    Reply,
+    Results,
+    Watching,
+)
+from cronoq_server.runtime.inbox import Inbox
+from cronoq_server.runtime.sessions import Sessions
+from cronoq_server.runtime.watchers import Watchers
+
+
+class Outbox:
+    """Hands effects to whom they concern."""
+
+    __slots__ = ("_handlers",)
+
+    def __init__(self, inbox: Inbox, sessions: Sessions, watchers: Watchers) -> None:
+        def to_session(effect: Any) -> None:
+            sessions.deliver(effect.session, effect)
+
+        self._handlers: dict[type, Callable[[Any], object]] = {
+            CancelAttempt: to_session,
+            Dispatch: to_session,
+            Dropped: to_session,
+            Joined: to_session,
+            NotJoined: to_session,
+            Publish: watchers.publish,
+            Receipt: to_session,
+            Reply: lambda effect: inbox.resolve(effect.call, effect.answer),
+            Results: inbox.push,
+            Watching: watchers.begin,
+        }
+
+    def release(self, effects: Iterable[Effect]) -> bool:
+        """Performs a step's effects; true if leases went out with them."""
+        handlers = self._handlers
+        dispatched = False
+        for effect in effects:
+            kind = type(effect)
+            handlers[kind](effect)
+            if kind is Dispatch:
+                dispatched = True
+        return dispatched
+
+
+def awaited_calls(effects: Iterable[Effect]) -> Iterable[int]:
+    """Calls that one of these effects would answer for good."""
+    for effect in effects:
+        if isinstance(effect, Reply | Watching) or (isinstance(effect, Results) and effect.last):
+            yield effect.call
