@@ -11,7 +11,7 @@ Rules a change must keep:
 3. No search is without end: what can never match is refused, and what can match does so within
    40 years (29 February on a given weekday, across 2100).
 
-The dialect is written down in docs/spec/schedules.md, rules SC-01 to SC-12.
+The dialect is written down in docs/spec/schedules.md, rules SC-01 to SC-13.
 """
 
 from __future__ import annotations
