@@ -14,7 +14,7 @@ import tempfile
 import venv
 from pathlib import Path
 
-from tools.quickstart import EXPECTED_OUTPUT, ROOT, run_quickstart, serving
+from tools.quickstart import EXPECTED_OUTPUT, ROOT, read_quickstart, run_program, serving
 
 PACKAGES = ("server", "sdk-python")
 
@@ -49,7 +49,7 @@ def main() -> int:
             print(f"expected version {version_of('server')}, got {answer!r}")
             return 1
         with serving([server], place) as address:
-            output = run_quickstart(str(binaries / "python"), address, place)
+            output = run_program(read_quickstart(), str(binaries / "python"), address, place)
         if output != EXPECTED_OUTPUT:
             print(f"expected {EXPECTED_OUTPUT!r}, got {output!r}")
             return 1

@@ -1,6 +1,6 @@
-"""Decides how the README's quickstart is taken out of the README and run.
+"""Decides how the programs in the documentation are taken out of their pages and run.
 
-The program runs word for word, but for the port. Used by ``tests/tidy/test_docs.py`` (the checkout)
+They run word for word, but for the port. Used by ``tests/tidy/test_docs.py`` (the checkout)
 and by ``tools/check_package.py`` (the installed packages), so that both try the same lines.
 """
 
@@ -24,6 +24,9 @@ LOOK_INTERVAL_S = 0.2
 RUN_TIMEOUT_S = 60
 
 _PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_PROGRAM_WITH_OUTPUT = re.compile(
+    r"^```python\n((?:(?!^```).)*?)^```\n\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
 
 
 def read_quickstart() -> str:
@@ -32,6 +35,11 @@ def read_quickstart() -> str:
     if block is None:
         raise ValueError("README.md has no Python block")
     return block.group(1)
+
+
+def read_programs(page: Path) -> list[tuple[str, str]]:
+    """Return each program of a page that shows its output, with that output."""
+    return _PROGRAM_WITH_OUTPUT.findall(page.read_text(encoding="utf-8"))
 
 
 def free_ports(count: int) -> list[int]:
@@ -98,16 +106,15 @@ def await_acceptance(address: str, process: subprocess.Popen[bytes], log: Path) 
                 raise RuntimeError(f"the server {state}:\n{output}") from error
 
 
-def run_quickstart(python: str, address: str, directory: Path) -> str:
-    """Paste the quickstart into a file, run it against a server, return what it printed.
+def run_program(source: str, python: str, address: str, directory: Path) -> str:
+    """Paste a program into a file, run it against a server, return what it printed.
 
     Raises:
         RuntimeError: It exited with another code than 0; has its output.
     """
-    program = directory / "quickstart.py"
-    source = read_quickstart()
     if README_ADDRESS not in source:
-        raise ValueError(f"the quickstart does not name {README_ADDRESS}")
+        raise ValueError(f"the program does not name {README_ADDRESS}")
+    program = directory / "program.py"
     program.write_text(source.replace(README_ADDRESS, address), encoding="utf-8")
     run = subprocess.run(
         [python, "-W", "error", str(program)],

@@ -2,14 +2,22 @@
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tools.check_text import ROOT, find_faults, tracked_files
-from tools.quickstart import EXPECTED_OUTPUT, read_quickstart, run_quickstart, serving
+from tools.quickstart import (
+    EXPECTED_OUTPUT,
+    read_programs,
+    read_quickstart,
+    run_program,
+    serving,
+)
 from tools.render_docs import stale_pages
 
+GETTING_STARTED = ROOT / "docs/getting-started.md"
 DOCUMENTS = [path for path in tracked_files() if path.suffix == ".md"]
 
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -21,6 +29,9 @@ RECIPE = re.compile(r"^([a-z][a-z-]*)[^:=\n]*:(?!=)", re.MULTILINE)
 NAMED_PATH = re.compile(
     r"`((?:server|sdk-[a-z]+|proto|tests|tools|docs|demo|requirements)/[\w./-]*\w/?)`"
 )
+# Paths in backticks that begin with a package of the server.
+NAMED_MODULE = re.compile(r"`((?:api|engine|ha|runtime|sharding|stores|testing)/\w+\.py)`")
+SERVER = ROOT / "server/src/cronoq_server"
 # One word per thing: what other systems say, and the word that the glossary has for it.
 FOREIGN_WORDS = {
     "cron job": "schedule",
@@ -65,8 +76,10 @@ def test_links_resolve(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_named_paths_exist(document: Path) -> None:
     """A path in backticks is one of the tree."""
-    named = NAMED_PATH.findall(document.read_text(encoding="utf-8"))
-    assert [path for path in named if not (ROOT / path).exists()] == []
+    text = document.read_text(encoding="utf-8")
+    named = [ROOT / path for path in NAMED_PATH.findall(text)]
+    named += [SERVER / path for path in NAMED_MODULE.findall(text)]
+    assert [name_of(path) for path in named if not path.exists()] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
@@ -114,11 +127,32 @@ def test_quickstart_fits_its_promise() -> None:
     assert len(read_quickstart().splitlines()) <= 20
 
 
-def test_quickstart_runs_word_for_word(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real server without a configuration of its own."""
+    command = [str(Path(sys.executable).with_name("cronoq-server"))]
+    with serving(command, tmp_path_factory.mktemp("server")) as address:
+        yield address
+
+
+def test_quickstart_runs_word_for_word(server: str, tmp_path: Path) -> None:
     """The README's program, pasted into a file, works against a real server."""
-    server = str(Path(sys.executable).with_name("cronoq-server"))
-    with serving([server], tmp_path) as address:
-        assert run_quickstart(sys.executable, address, tmp_path) == EXPECTED_OUTPUT
+    output = run_program(read_quickstart(), sys.executable, server, tmp_path)
+    assert output == EXPECTED_OUTPUT
+
+
+@pytest.mark.parametrize(("program", "expected"), read_programs(GETTING_STARTED), ids=lambda _: "")
+def test_programs_of_the_first_steps_print_what_they_show(
+    program: str, expected: str, server: str, tmp_path: Path
+) -> None:
+    """Every program of the page that shows an output prints it, against a real server."""
+    assert run_program(program, sys.executable, server, tmp_path) == expected
+
+
+def test_first_steps_show_the_output_of_their_programs() -> None:
+    """No program that runs on its own is left untested for want of an output."""
+    text = GETTING_STARTED.read_text(encoding="utf-8")
+    assert len(read_programs(GETTING_STARTED)) == text.count("asyncio.run(main())")
 
 
 def test_decision_records_are_numbered_and_indexed() -> None:
