@@ -90,6 +90,8 @@ class Gates:
         self._account_spare: list[int] = []
         self._shut = UnionTree()
         self._open_bits = 0
+        self._connected = 0
+        self._connected_bits = 0
         self.is_stale = True
         self.must_remask = False
 
@@ -113,6 +115,20 @@ class Gates:
                     bits |= gate.bit
             self._open_bits = bits & ~self._shut.root
         return self._open_bits
+
+    @property
+    def connected_bits(self) -> int:
+        """The gates that some connected session fits, free or not."""
+        connected = self._roster.connected
+        if connected != self._connected:
+            self._connected = connected
+            self._connected_bits = 0
+            for at in _bits_of(connected):
+                self._connected_bits |= self._roster.reaches[at]
+            for gate in self._picky:
+                if gate.fits & connected:
+                    self._connected_bits |= gate.bit
+        return self._connected_bits
 
     @property
     def has_picky(self) -> bool:
@@ -169,6 +185,7 @@ class Gates:
                 self._roster.set_reach(
                     profile.index, self._roster.reaches[profile.index] | gate.bit
                 )
+        self._connected = 0
         self.is_stale = True
 
     def refit(self) -> None:
@@ -219,6 +236,7 @@ class Gates:
         demand.gate = gate
 
     def _make_gate(self, fits: int, avoid: int, accounts: tuple[Resource, ...]) -> Gate:
+        self._connected = 0
         index = self._spare.pop() if self._spare else len(self._gates)
         gate = Gate(index, fits, avoid, accounts)
         self._gates[(fits, avoid, accounts)] = gate
@@ -249,6 +267,7 @@ class Gates:
             self.is_stale = True
 
     def _drop_bits(self, gate: Gate) -> None:
+        self._connected = 0
         if gate.avoid == NOBODY:
             for at in _bits_of(gate.fits):
                 if at < len(self._roster.reaches):

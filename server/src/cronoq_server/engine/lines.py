@@ -11,8 +11,9 @@ Rules a change must keep:
   makes it exact again.
 - Places never change except when the list is rebuilt, which writes the new places into the tasks.
 - A task that returns with an old place goes into `back`, a short sorted list.
+- A task whose deadline presses stands in `hot` only, a tournament per gate, because its rank moves.
 
-This module does not know what a gate means, nor what time it is.
+This module does not know what a gate means.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
+from .kinetic import Tournament
+from .urgency import score
+
 if TYPE_CHECKING:
+    from .gates import Gate
     from .placement import Waiting
 
 # Values of `Waiting.p_at` that are no place in a line.
@@ -31,6 +36,7 @@ HOT = -4
 
 BACK_MAX = 256
 _SLACK = 64
+_CHOP_MIN = 1 << 16
 
 
 class UnionTree:
@@ -82,6 +88,8 @@ class Line:
         "back",
         "base",
         "head",
+        "hot",
+        "hot_live",
         "last",
         "last_id",
         "live",
@@ -99,13 +107,15 @@ class Line:
         self.last_id = -1
         self.masked = masked
         self.back: list[tuple[int, int, Waiting]] = []
+        self.hot: dict[Gate, Tournament] = {}
+        self.hot_live = 0
         self.root = 0
         self._m1: list[int] = []
         self._m2: list[int] = []
         self._m3: list[int] = []
 
     def __len__(self) -> int:
-        return self.live + len(self.back)
+        return self.live + len(self.back) + self.hot_live
 
     def push(self, task: Waiting) -> None:
         """Adds a task at its place: the end, or `back` if it comes with an old place."""
@@ -123,43 +133,62 @@ class Line:
         if self.masked:
             self._mark(index, (task.p_via or task.demand).gate.bit)
 
+    def heat(self, task: Waiting) -> None:
+        """Adds a task whose deadline presses."""
+        gate = (task.p_via or task.demand).gate
+        tournament = self.hot.get(gate)
+        if tournament is None:
+            tournament = self.hot[gate] = Tournament()
+        tournament.add(task)
+        task.p_at = HOT
+        self.hot_live += 1
+        if self.masked:
+            self.root |= gate.bit
+
+    def line_of(self, _task: Waiting) -> Line:
+        """Returns the line a task stands in: this one."""
+        return self
+
+    def marked(self, task: Waiting) -> None:
+        """Is told that a task was moved within its line: nothing else depends on it."""
+
+    def lines(self) -> tuple[Line, ...]:
+        """Returns all lines: this one."""
+        return (self,)
+
     def remove(self, task: Waiting) -> None:
         """Takes a task out, wherever it stands; its `p_at` becomes `OUT`."""
         at = task.p_at
         task.p_at = OUT
-        if at == BACK:
+        if at >= 0:
+            self._vacate(at - self.base)
+        elif at == BACK:
             del self.back[bisect_left(self.back, (task.since, task.id))]
-            return
-        tasks = self.tasks
-        index = at - self.base
-        tasks[index] = None
-        live = self.live = self.live - 1
-        if not live:
-            self._reset()
-        elif index == self.head:
-            head = index + 1
-            while tasks[head] is None:
-                head += 1
-            self.head = head
-            if head >= 65536 and head + head > len(tasks):
-                self._chop()
-        elif len(tasks) - self.head > 4 * live + _SLACK:
-            self._rebuild([task for task in tasks if task is not None])
+        else:
+            gate = (task.p_via or task.demand).gate
+            tournament = self.hot[gate]
+            tournament.remove(task)
+            self.hot_live -= 1
+            if not len(tournament):
+                del self.hot[gate]
 
-    def first(self, open_bits: int) -> Waiting | None:
-        """Returns the first task whose gate is in `open_bits`, None if there is none."""
+    def first(self, open_bits: int, now: int) -> Waiting | None:
+        """Returns the best task whose gate is in `open_bits`, None if there is none."""
         if not self.masked:
             found = self.tasks[self.head] if self.live else None
             if self.back:
                 found = self._earlier(self.back[0][2], found)
-            return found
-        if not self.root & open_bits:
+        elif self.root & open_bits:
+            found = self._search(open_bits) if self.live else None
+            for _, _, task in self.back:
+                if (task.p_via or task.demand).gate.bit & open_bits:
+                    found = self._earlier(task, found)
+                    break
+        else:
             return None
-        found = self._search(open_bits) if self.live else None
-        for _, _, task in self.back:
-            if (task.p_via or task.demand).gate.bit & open_bits:
-                return self._earlier(task, found)
-        if found is None:
+        if self.hot:
+            found = self._hotter(found, open_bits, now)
+        if found is None and self.masked:
             self._tighten_root()
         return found
 
@@ -171,6 +200,10 @@ class Line:
             living.sort(key=_place)
         return living
 
+    def hot_tasks(self) -> list[Waiting]:
+        """Returns the tasks whose deadlines press."""
+        return [task for tournament in self.hot.values() for task in tournament.tasks()]
+
     def newest(self) -> Waiting | None:
         """Returns the last task in order."""
         tasks = self.tasks
@@ -178,24 +211,31 @@ class Line:
             tasks.pop()
         if self.masked:
             self._trim(len(tasks))
-        found = tasks[-1] if self.live else None
+        found = [tasks[-1]] if self.live else []
         if self.back:
-            last = self.back[-1][2]
-            if found is None or _place(last) > _place(found):
-                return last
-        return found
+            found.append(self.back[-1][2])
+        found += self.hot_tasks()
+        return max((task for task in found if task is not None), key=_place, default=None)
 
     def oldest(self) -> Waiting | None:
         """Returns the first task in order, whether it may run or not."""
-        found = self.tasks[self.head] if self.live else None
-        return self._earlier(self.back[0][2], found) if self.back else found
+        found = [self.tasks[self.head]] if self.live else []
+        if self.back:
+            found.append(self.back[0][2])
+        found += self.hot_tasks()
+        return min((task for task in found if task is not None), key=_place, default=None)
 
     def remask(self, masked: bool) -> None:
         """Builds the masks anew after gates changed, or drops them."""
         self.masked = masked
+        for task in self._cool():
+            self.heat(task)
+        self._mask()
+
+    def _mask(self) -> None:
         tasks = self.tasks
         self._m1, self._m2, self._m3, self.root = [], [], [], 0
-        if not masked:
+        if not self.masked:
             return
         for start in range(0, len(tasks), 32):
             self._m1.append(_union_of(tasks[start : start + 32]))
@@ -203,13 +243,50 @@ class Line:
         self._m3 = _fold(self._m2)
         self._tighten_root()
 
-    def remark(self, task: Waiting) -> None:
-        """Adds the bit of a task whose gate changed while it stands here."""
-        bit = (task.p_via or task.demand).gate.bit
-        if task.p_at == BACK:
-            self.root |= bit
-        elif self.masked:
-            self._mark(task.p_at - self.base, bit)
+    def reset_times(self) -> None:
+        """Plays all tournaments anew, because the clock was set back."""
+        for tournament in self.hot.values():
+            tournament.reset()
+
+    def _vacate(self, index: int) -> None:
+        tasks = self.tasks
+        tasks[index] = None
+        live = self.live = self.live - 1
+        if not live:
+            self._reset()
+        elif index == self.head:
+            head = index + 1
+            while tasks[head] is None:
+                head += 1
+            self.head = head
+            if head >= _CHOP_MIN and head + head > len(tasks):
+                self._chop()
+        if len(self.tasks) > 5 * live + _SLACK:
+            self._rebuild([task for task in self.tasks if task is not None])
+
+    def _cool(self) -> list[Waiting]:
+        """Takes all tasks out of the tournaments."""
+        tasks = self.hot_tasks()
+        for tournament in self.hot.values():
+            for task in tournament.tasks():
+                tournament.remove(task)
+        self.hot = {}
+        self.hot_live = 0
+        return tasks
+
+    def _hotter(self, found: Waiting | None, open_bits: int, now: int) -> Waiting | None:
+        best = None if found is None else (-score(found, now), found.since, found.id)
+        for gate, tournament in self.hot.items():
+            if gate.bit & open_bits:
+                task = tournament.best(now)
+                rank = (-score(task, now), task.since, task.id)
+                if best is None or rank < best:
+                    best = rank
+                    found = task
+        return found
+
+    def _put(self, task: Waiting, at: int) -> None:
+        task.p_at = at
 
     @staticmethod
     def _earlier(one: Waiting, other: Waiting | None) -> Waiting:
@@ -218,7 +295,7 @@ class Line:
         return other
 
     def _push_back(self, task: Waiting) -> None:
-        task.p_at = BACK
+        self._put(task, BACK)
         insort(self.back, (task.since, task.id, task))
         if self.masked:
             self.root |= (task.p_via or task.demand).gate.bit
@@ -232,17 +309,16 @@ class Line:
         self.base = self.head = 0
         self.live = len(living)
         for index, task in enumerate(living):
-            task.p_at = index
-        if self.masked:
-            self.remask(True)
+            self._put(task, index)
+        self._mask()
 
     def _reset(self) -> None:
         self.tasks = []
         self.base = self.head = 0
         self.last = self.last_id = -1
         self._m1, self._m2, self._m3 = [], [], []
-        if not self.back:
-            self.root = 0
+        if self.masked:
+            self._tighten_root()
 
     def _chop(self) -> None:
         # Whole blocks only, so that the masks keep their borders.
@@ -315,6 +391,44 @@ class Line:
         self.root = _union(self._m3)
         for _, _, task in self.back:
             self.root |= (task.p_via or task.demand).gate.bit
+        for gate in self.hot:
+            self.root |= gate.bit
+
+
+class Patients(Line):
+    """The tasks of one class that want resources, all of them, by how long they wait.
+
+    It is kept beside the lines to know who waits longest; a task has its place here in `p_wait`.
+    """
+
+    __slots__ = ()
+
+    def push(self, task: Waiting) -> None:
+        """Adds a task at its place."""
+        since = task.since
+        if since <= self.last and (since < self.last or task.id < self.last_id):
+            self._push_back(task)
+            return
+        self.last = since
+        self.last_id = task.id
+        index = len(self.tasks)
+        task.p_wait = self.base + index
+        self.tasks.append(task)
+        self.live += 1
+        if self.masked:
+            self._mark(index, (task.p_via or task.demand).gate.bit)
+
+    def remove(self, task: Waiting) -> None:
+        """Takes a task out; its `p_wait` becomes `OUT`."""
+        at = task.p_wait
+        task.p_wait = OUT
+        if at >= 0:
+            self._vacate(at - self.base)
+        else:
+            del self.back[bisect_left(self.back, (task.since, task.id))]
+
+    def _put(self, task: Waiting, at: int) -> None:
+        task.p_wait = at
 
 
 def _place(task: Waiting) -> tuple[int, int]:

@@ -16,6 +16,7 @@ This module does not know who waits, nor in which order: that is `placement`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import heappop, heappush
 from typing import TypeAlias
 
 import msgspec
@@ -122,10 +123,11 @@ class Resources:
         self._mono = mono
         # Accounts whose amounts changed other than by take(): placement looks at them again.
         self.touched: list[Resource] = []
+        self._filling: list[tuple[int, str]] = []  # unused buckets, by the instant they are full
         for rule in rules:
             self._rules[rule.name] = rule
             if not rule.per_value:
-                self._accounts[rule.name] = Resource(rule.name, rule, mono, None)
+                self._open_account(rule.name, rule, None)
 
     def rules_of(self, name: str) -> ResourceRules | None:
         """Returns the rules that `name` or `name:value` falls under, None if there are none."""
@@ -158,13 +160,14 @@ class Resources:
         """
         found = []
         for name, amount in sorted(amounts):
+            if not amount:
+                continue
             account = self._accounts.get(name)
             if account is None:
                 rules = self.rules_of(name)
                 if rules is None:
                     raise KeyError(name)
-                account = Resource(name, rules, self._mono, rules.name)
-                self._accounts[name] = account
+                account = self._open_account(name, rules, rules.name)
             account.refs += 1
             found.append((account, amount * account.one))
         return tuple(found)
@@ -195,9 +198,13 @@ class Resources:
             self.touched.append(account)
 
     def advance(self, mono: int) -> None:
-        """Notes the monotonic time; new buckets count from here."""
+        """Notes the monotonic time; new buckets count from here, unused full ones are dropped."""
         if mono > self._mono:
             self._mono = mono
+        while self._filling and self._filling[0][0] <= self._mono:
+            account = self._accounts.get(heappop(self._filling)[1])
+            if account is not None and not account.refs:
+                self._drop_if_idle(account)
 
     def resize(
         self,
@@ -244,20 +251,22 @@ class Resources:
             account.available = min(account.available, account.capacity)
         self.touched.append(account)
 
+    def _open_account(self, name: str, rules: ResourceRules, template: str | None) -> Resource:
+        account = Resource(name, rules, self._mono, template)
+        self._accounts[name] = account
+        if account.available < account.one:
+            self.touched.append(account)
+        return account
+
     def _drop_if_idle(self, account: Resource) -> None:
+        """Drops an account made by first use, unless that would forget what was taken."""
         if account.template is None or account.held:
             return
         if account.is_bucket:
-            # A bucket that is not full yet must not come back full: it stays until it is.
             account.refill(self._mono)
+            full_at = account.instant_of(account.capacity)
             if account.available < account.capacity:
+                if full_at is not None:
+                    heappush(self._filling, (full_at, account.name))
                 return
-        if self._accounts.get(account.name) is account:
-            del self._accounts[account.name]
-
-    def sweep(self, mono: int) -> None:
-        """Drops buckets made by first use that nobody wants and that are full again."""
-        self.advance(mono)
-        for account in list(self._accounts.values()):
-            if not account.refs:
-                self._drop_if_idle(account)
+        del self._accounts[account.name]

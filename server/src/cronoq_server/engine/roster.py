@@ -104,7 +104,7 @@ class Tier:
 class Roster:
     """The sessions of one pool."""
 
-    __slots__ = ("_by_traits", "_tiers", "free", "members", "profiles", "reach", "reaches")
+    __slots__ = ("_by_traits", "_tiers", "connected", "free", "members", "profiles", "reach", "reaches")
 
     def __init__(self) -> None:
         self.profiles: list[Profile | None] = [None]  # HELD
@@ -112,6 +112,7 @@ class Roster:
         self._tiers: list[Tier] = []
         self.members = 0
         self.free = HELD_BIT
+        self.connected = HELD_BIT  # profiles with a session, and HELD
         # What the gates tell: the bits of the gates behind each profile; `reach` unites those of
         # the free profiles.
         self.reaches: list[int] = [0]
@@ -138,11 +139,15 @@ class Roster:
         self.profiles = [None]
         self.reaches = [0]
         self.reach = UnionTree()
-        self.free = HELD_BIT
+        self.free = self.connected = HELD_BIT
         self._tiers = []
         for index, profile in enumerate(kept, 1):
+            was_last = profile.tier.last == profile.index
             profile.tier = self._tier(profile.tier.rank)
             self._place(profile, index)
+            if was_last:
+                profile.tier.last = index
+            self.connected |= profile.bit
             if profile.ready:
                 self.free |= profile.bit
 
@@ -154,13 +159,12 @@ class Roster:
                 bits |= profile.bit
         return bits
 
-    def connected(self) -> int:
-        """Returns the bits of the profiles with a session, `HELD` included."""
-        bits = HELD_BIT
-        for profile in self:
-            if profile.members:
-                bits |= profile.bit
-        return bits
+    def enlist(self, number: int, pool: int, profile: Profile) -> Session:
+        """Adds a session without free slots."""
+        profile.members += 1
+        self.members += 1
+        self.connected |= profile.bit
+        return Session(number, pool, profile)
 
     @property
     def is_sparse(self) -> bool:
@@ -213,6 +217,8 @@ class Roster:
         profile = session.profile
         profile.members -= 1
         self.members -= 1
+        if not profile.members:
+            self.connected ^= profile.bit
         if session.is_queued:
             session.is_queued = False
             profile.queue.remove(session)

@@ -29,6 +29,7 @@ WINDOW_MAX = 1000 * SECOND
 OVERDUE_SLOPE = 50 * POINT // SECOND
 OVERDUE_MAX = 2000 * POINT
 OVERDUE_FULL = OVERDUE_MAX // OVERDUE_SLOPE
+FOREVER = 1 << 100  # later than any instant
 
 
 class Rush(msgspec.Struct, gc=False, eq=False):
@@ -60,3 +61,31 @@ def score(task: Waiting, now: int) -> int:
         overdue = now - rush.latest
         total += OVERDUE_MAX if overdue >= OVERDUE_FULL else OVERDUE_SLOPE * overdue
     return total
+
+
+def piece(task: Waiting, now: int) -> tuple[int, int, int]:
+    """Returns the straight line a score follows from `now` on: (value at 0, slope, valid until)."""
+    value = BASES[task.priority]
+    slope = 0
+    until = FOREVER
+    waited = now - task.since
+    if waited < 0:
+        until = task.since
+    elif waited < AGE_FULL:
+        value -= AGE_SLOPE * task.since
+        slope = AGE_SLOPE
+        until = task.since + AGE_FULL
+    else:
+        value += AGE_MAX
+    rush = task.p_rush
+    if rush is None:
+        return value, slope, until
+    if now < rush.opens:
+        return value, slope, min(until, rush.opens)
+    if now < rush.latest:
+        return value - rush.slope * rush.opens, slope + rush.slope, min(until, rush.latest)
+    value += rush.slope * (rush.latest - rush.opens)
+    if now < rush.latest + OVERDUE_FULL:
+        until = min(until, rush.latest + OVERDUE_FULL)
+        return value - OVERDUE_SLOPE * rush.latest, slope + OVERDUE_SLOPE, until
+    return value + OVERDUE_MAX, slope, until

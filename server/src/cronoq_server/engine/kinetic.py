@@ -1,0 +1,139 @@
+"""Decides which of many tasks has the highest score while all scores move.
+
+A tournament tree: every node knows its winner and until when nothing below it can change. Looking
+at a later time plays only those matches again whose time has run out. Scores are straight lines
+with whole slopes, so the instant at which a loser overtakes is exact.
+
+A change must keep: time goes forward (`reset` after a clock was set back), and a node whose time
+has run out has no ancestor whose time has not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .urgency import FOREVER, piece
+
+if TYPE_CHECKING:
+    from .placement import Waiting
+
+_EXPIRED = -1
+_EMPTY = -1
+
+
+class Tournament:
+    """Tasks whose deadlines press, all behind one gate of one line."""
+
+    __slots__ = ("_ranks", "_size", "_slopes", "_spare", "_tasks", "_until", "_values", "_winners")
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._tasks: list[Waiting | None] = []
+        self._ranks: list[tuple[int, int]] = []
+        self._values: list[int] = []
+        self._slopes: list[int] = []
+        self._winners: list[int] = []
+        self._until: list[int] = []
+        self._spare: list[int] = []
+        self._resize(1)
+
+    def __len__(self) -> int:
+        return self._size - len(self._spare)
+
+    def tasks(self) -> list[Waiting]:
+        """Returns all tasks, in no meaningful but a fixed order."""
+        return [task for task in self._tasks if task is not None]
+
+    def add(self, task: Waiting) -> None:
+        """Adds a task whose `p_rush` is set."""
+        if not self._spare:
+            self._resize(self._size * 2)
+        leaf = self._spare.pop()
+        assert task.p_rush is not None
+        task.p_rush.leaf = leaf
+        self._tasks[leaf] = task
+        self._ranks[leaf] = (task.since, task.id)
+        self._winners[self._size + leaf] = leaf
+        self._expire(leaf)
+
+    def remove(self, task: Waiting) -> None:
+        """Takes a task out."""
+        assert task.p_rush is not None
+        leaf = task.p_rush.leaf
+        assert self._tasks[leaf] is task
+        task.p_rush.leaf = -1
+        self._tasks[leaf] = None
+        self._winners[self._size + leaf] = _EMPTY
+        self._spare.append(leaf)
+        self._expire(leaf)
+
+    def best(self, now: int) -> Waiting:
+        """Returns the task with the highest score at `now`; there must be one."""
+        if self._until[1] <= now:
+            self._play(1, now)
+        task = self._tasks[self._winners[1]]
+        assert task is not None
+        return task
+
+    def reset(self) -> None:
+        """Forgets all results, because time went back."""
+        self._until = [_EXPIRED] * len(self._until)
+
+    def _expire(self, leaf: int) -> None:
+        until = self._until
+        node = self._size + leaf
+        while node and until[node] != _EXPIRED:
+            until[node] = _EXPIRED
+            node >>= 1
+
+    def _resize(self, size: int) -> None:
+        grown = size - self._size
+        self._tasks += [None] * grown
+        self._ranks += [(0, 0)] * grown
+        self._values += [0] * grown
+        self._slopes += [0] * grown
+        self._spare = list(range(size - 1, self._size - 1, -1))
+        self._size = size
+        leaves = [_EMPTY if task is None else at for at, task in enumerate(self._tasks)]
+        self._winners = [_EMPTY] * size + leaves
+        self._until = [_EXPIRED] * (2 * size)
+
+    def _play(self, node: int, now: int) -> None:
+        until = self._until
+        if node >= self._size:
+            self._measure(node, now)
+            return
+        left = node + node
+        right = left + 1
+        if until[left] <= now:
+            self._play(left, now)
+        if until[right] <= now:
+            self._play(right, now)
+        one = self._winners[left]
+        other = self._winners[right]
+        limit = min(until[left], until[right])
+        if one == _EMPTY or other == _EMPTY:
+            self._winners[node] = other if one == _EMPTY else one
+            until[node] = limit
+            return
+        lead = (self._values[one] + self._slopes[one] * now) - (
+            self._values[other] + self._slopes[other] * now
+        )
+        is_earlier = self._ranks[one] < self._ranks[other]
+        if lead < 0 or (lead == 0 and not is_earlier):
+            one, other, lead, is_earlier = other, one, -lead, not is_earlier
+        self._winners[node] = one
+        gain = self._slopes[other] - self._slopes[one]
+        if gain > 0:
+            # A loser that ranks before the winner passes it as soon as they are level.
+            overtakes = now + (lead // gain + 1 if is_earlier else -(-lead // gain))
+            limit = min(limit, overtakes)
+        until[node] = limit
+
+    def _measure(self, node: int, now: int) -> None:
+        leaf = node - self._size
+        task = self._tasks[leaf]
+        if task is None:
+            self._until[node] = FOREVER
+            return
+        self._values[leaf], self._slopes[leaf], self._until[node] = piece(task, now)

@@ -1,0 +1,235 @@
+"""Decides whose turn it is among the tenants of one class: start-time fair queueing.
+
+Every tenant has a tag in virtual time. The tenant with the least tag among those that have a task
+that may run is next; a start sets the virtual time to its tag (lifted to the virtual time first)
+and moves the tag on by cost / weight. So tenants get shares by weight, and neither an idle nor a
+long blocked tenant has saved up credit.
+
+Rules a change must keep:
+
+- Tenants with waiting tasks are *seated*: sorted by (tag, order of first appearance) in blocks,
+  each with the OR of the masks of its lines.
+- A tenant that is not seated and not ahead of the virtual time is forgotten.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from .lines import Line
+
+if TYPE_CHECKING:
+    from .placement import Waiting
+
+BLOCK_MAX = 32
+COST_MIN = 1_000_000  # ns; nobody runs for free
+_FINENESS = 20  # bits of virtual time below a nanosecond
+
+
+class _Seat:
+    __slots__ = ("block", "is_listed", "line", "number", "tag", "tenant", "weight")
+
+    def __init__(self, tenant: str, number: int, weight: int, line: Line) -> None:
+        self.tenant = tenant
+        self.number = number
+        self.weight = weight
+        self.line = line
+        self.tag = 0
+        self.block: _Block | None = None  # None without waiting tasks
+        self.is_listed = False  # among the idle ones, with this very tag
+
+    def __lt__(self, other: _Seat) -> bool:
+        return (self.tag, self.number) < (other.tag, other.number)
+
+
+class _Block:
+    __slots__ = ("mask", "seats")
+
+    def __init__(self, seats: list[_Seat]) -> None:
+        self.seats = seats
+        self.mask = 0
+
+    def unite(self) -> None:
+        mask = 0
+        for seat in self.seats:
+            mask |= seat.line.root
+        self.mask = mask
+
+
+class Turns:
+    """The lines of one class of a pool that is shared fairly; stands in for a `Line`."""
+
+    __slots__ = ("_blocks", "_default_weight", "_idle", "_lasts", "_masked", "_numbers", "_seats",
+                 "_time", "_weights", "live")  # fmt: skip
+
+    def __init__(self, masked: bool, weights: Mapping[str, int], default_weight: int) -> None:
+        self._masked = masked
+        self._weights = weights
+        self._default_weight = default_weight
+        self._seats: dict[str, _Seat] = {}
+        self._blocks: list[_Block] = []
+        self._lasts: list[_Seat] = []  # the last seat of each block
+        self._idle: list[tuple[int, int, str]] = []  # (tag, number, tenant) ahead of the time
+        self._time = 0
+        self._numbers = 0
+        self.live = 0
+
+    def __len__(self) -> int:
+        return self.live
+
+    def lines(self) -> tuple[Line, ...]:
+        """Returns the line of every tenant that is known."""
+        return tuple(seat.line for seat in self._seats.values())
+
+    def line_of(self, task: Waiting) -> Line:
+        """Returns the line a waiting task stands in."""
+        return self._seats[task.demand.tenant].line
+
+    def marked(self, task: Waiting) -> None:
+        """Is told that a task was moved within its line: its block must know the gate."""
+        block = self._seats[task.demand.tenant].block
+        if self._masked and block is not None:
+            block.mask |= (task.p_via or task.demand).gate.bit
+
+    def push(self, task: Waiting) -> None:
+        """Adds a task to the line of its tenant."""
+        seat = self._seat_of(task.demand.tenant)
+        seat.line.push(task)
+        self._added(seat, task)
+
+    def heat(self, task: Waiting) -> None:
+        """Adds a task whose window is open to the line of its tenant."""
+        seat = self._seat_of(task.demand.tenant)
+        seat.line.heat(task)
+        self._added(seat, task)
+
+    def remove(self, task: Waiting) -> None:
+        """Takes a task out; its tenant gives up the turn if it was the last."""
+        seat = self._seats[task.demand.tenant]
+        seat.line.remove(task)
+        self.live -= 1
+        if not len(seat.line):
+            self._unseat(seat)
+            self._retire(seat)
+
+    def first(self, open_bits: int, now: int) -> Waiting | None:
+        """Returns the best task of the tenant whose turn it is among those that may run."""
+        for block in self._blocks:
+            if self._masked and not block.mask & open_bits:
+                continue
+            for seat in block.seats:
+                task = seat.line.first(open_bits, now)
+                if task is not None:
+                    return task
+            block.unite()
+        return None
+
+    def charge(self, task: Waiting) -> None:
+        """Moves the tag of a tenant on, whose task is about to start."""
+        seat = self._seats[task.demand.tenant]
+        self._unseat(seat)
+        self._time = max(seat.tag, self._time)
+        cost = (max(task.p_cost, COST_MIN) << _FINENESS) // seat.weight
+        seat.tag = self._time + max(cost, 1)
+        seat.is_listed = False
+        self._sit(seat)
+        while self._idle and self._idle[0][0] <= self._time:
+            tag, number, tenant = heappop(self._idle)
+            idle = self._seats.get(tenant)
+            if idle is not None and (idle.tag, idle.number) == (tag, number):
+                idle.is_listed = False
+                self._retire(idle)
+
+    def newest(self) -> Waiting | None:
+        """Returns the task of any tenant that became ready last."""
+        found = [seat.line.newest() for block in self._blocks for seat in block.seats]
+        tasks = [task for task in found if task is not None]
+        return max(tasks, key=lambda task: (task.since, task.id)) if tasks else None
+
+    def oldest(self) -> Waiting | None:
+        """Returns the task of any tenant that waits longest."""
+        found = [seat.line.oldest() for block in self._blocks for seat in block.seats]
+        tasks = [task for task in found if task is not None]
+        return min(tasks, key=lambda task: (task.since, task.id)) if tasks else None
+
+    def remask(self, masked: bool) -> None:
+        """Builds all masks anew after gates changed."""
+        self._masked = masked
+        for seat in self._seats.values():
+            seat.line.remask(masked)
+        for block in self._blocks:
+            block.unite()
+
+    def _seat_of(self, tenant: str) -> _Seat:
+        seat = self._seats.get(tenant)
+        if seat is not None and (seat.block is not None or seat.tag > self._time):
+            return seat
+        self._numbers += 1
+        weight = self._weights.get(tenant, self._default_weight)
+        seat = _Seat(tenant, self._numbers, weight, Line(self._masked))
+        self._seats[tenant] = seat
+        return seat
+
+    def _added(self, seat: _Seat, task: Waiting) -> None:
+        self.live += 1
+        block = seat.block
+        if block is None:
+            seat.tag = max(seat.tag, self._time)
+            self._sit(seat)
+        elif self._masked:
+            block.mask |= (task.p_via or task.demand).gate.bit
+
+    def _retire(self, seat: _Seat) -> None:
+        """Forgets a tenant without tasks, now or when the time has caught up with its tag."""
+        if seat.block is not None:
+            return
+        if seat.tag <= self._time:
+            del self._seats[seat.tenant]
+        elif not seat.is_listed:
+            seat.is_listed = True
+            heappush(self._idle, (seat.tag, seat.number, seat.tenant))
+
+    def _sit(self, seat: _Seat) -> None:
+        at = bisect_left(self._lasts, seat)
+        if at == len(self._lasts):
+            if not at:
+                seat.block = _Block([seat])
+                seat.block.unite()
+                self._blocks.append(seat.block)
+                self._lasts.append(seat)
+                return
+            at -= 1
+        block = self._blocks[at]
+        insort(block.seats, seat)
+        seat.block = block
+        block.mask |= seat.line.root
+        if len(block.seats) > BLOCK_MAX:
+            self._split(at)
+        else:
+            self._lasts[at] = block.seats[-1]
+
+    def _split(self, at: int) -> None:
+        block = self._blocks[at]
+        half = len(block.seats) // 2
+        later = _Block(block.seats[half:])
+        del block.seats[half:]
+        for seat in later.seats:
+            seat.block = later
+        block.unite()
+        later.unite()
+        self._blocks.insert(at + 1, later)
+        self._lasts[at : at + 1] = [block.seats[-1], later.seats[-1]]
+
+    def _unseat(self, seat: _Seat) -> None:
+        at = bisect_left(self._lasts, seat)
+        block = self._blocks[at]
+        del block.seats[bisect_left(block.seats, seat)]
+        seat.block = None
+        if block.seats:
+            self._lasts[at] = block.seats[-1]
+        else:
+            del self._blocks[at]
+            del self._lasts[at]
