@@ -1,3 +1,92 @@
-"""The version of the Python SDK, in the one place that packaging reads."""
+"""Client and worker for a cronoq server.
 
-__version__ = "0.3.0"
+client = Client("127.0.0.1:7070")      submit, wait, list, watch, cancel
+worker = Worker(endpoint=…, slots=4)   runs handlers for tasks
+cronoq.blocking.Client                 the same client for programs without an event loop
+cronoq.errors                          every error, as a tree
+cronoq.testing                         run a handler without a server
+"""
+
+from ._endpoint import EndpointError
+from ._payload import Codec, JsonCodec, MsgpackCodec, Transform, TransformingCodec, ZlibTransform
+from ._version import __version__
+from .attempt import Attempt, Cancel, Interceptor, Permanent, Reject, Retryable
+from .client import Client, TaskHandle, TaskOptions, TaskPages
+from .errors import CronoqError, ErrorReason, GaveUpError, PayloadError, TaskFailedError
+from .options import Backoff, ClientOptions, Keepalive, Seconds, TlsOptions, WorkerOptions
+from .spec import (
+    NO_PAYLOAD,
+    BulkAction,
+    Dep,
+    EdgeCond,
+    MissPolicy,
+    Priority,
+    RetryPolicy,
+    TaskFilter,
+    TaskSpec,
+    TaskStatus,
+    new_key,
+)
+from .views import (
+    AttemptRecord,
+    BulkOutcome,
+    ParentRecord,
+    Progress,
+    StatusEvent,
+    TaskDetail,
+    TaskInfo,
+    TaskResult,
+)
+from .worker import Worker
+
+__all__ = [
+    "NO_PAYLOAD",
+    "Attempt",
+    "AttemptRecord",
+    "Backoff",
+    "BulkAction",
+    "BulkOutcome",
+    "Cancel",
+    "Client",
+    "ClientOptions",
+    "Codec",
+    "CronoqError",
+    "Dep",
+    "EdgeCond",
+    "EndpointError",
+    "ErrorReason",
+    "GaveUpError",
+    "Interceptor",
+    "JsonCodec",
+    "Keepalive",
+    "MissPolicy",
+    "MsgpackCodec",
+    "ParentRecord",
+    "PayloadError",
+    "Permanent",
+    "Priority",
+    "Progress",
+    "Reject",
+    "RetryPolicy",
+    "Retryable",
+    "Seconds",
+    "StatusEvent",
+    "TaskDetail",
+    "TaskFailedError",
+    "TaskFilter",
+    "TaskHandle",
+    "TaskInfo",
+    "TaskOptions",
+    "TaskPages",
+    "TaskResult",
+    "TaskSpec",
+    "TaskStatus",
+    "TlsOptions",
+    "Transform",
+    "TransformingCodec",
+    "Worker",
+    "WorkerOptions",
+    "ZlibTransform",
+    "__version__",
+    "new_key",
+]

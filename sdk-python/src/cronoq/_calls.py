@@ -1,0 +1,94 @@
+"""Decides which calls are made again, when, and for how long.
+
+A call is repeated only on UNAVAILABLE: always when nothing was executed, else only if repeating it
+changes nothing. Delays grow with full jitter; the deadline covers all tries together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any, TypeVar
+
+from ._proto import admin_pb2, task_pb2, tasks_pb2, workers_pb2
+from ._transport import Connection, Method
+from .errors import CronoqError, DeadlineError, UnavailableError
+from .options import ClientOptions, seconds
+
+Response = TypeVar("Response")
+
+SUBMIT = Method("Tasks", "Submit", tasks_pb2.SubmitResponse)
+SUBMIT_BATCH = Method("Tasks", "SubmitBatch", tasks_pb2.SubmitBatchResponse)
+SUBMIT_MANY = Method("Tasks", "SubmitMany", tasks_pb2.SubmitManyResponse)
+CANCEL = Method("Tasks", "Cancel", tasks_pb2.CancelResponse)
+GET = Method("Tasks", "Get", task_pb2.TaskInfo)
+DESCRIBE = Method("Tasks", "Describe", task_pb2.TaskDetail)
+LIST_TASKS = Method("Tasks", "ListTasks", tasks_pb2.ListTasksResponse)
+WAIT = Method("Tasks", "Wait", task_pb2.TaskResult)
+WAIT_MANY = Method("Tasks", "WaitMany", tasks_pb2.TaskResults)
+WATCH = Method("Tasks", "Watch", task_pb2.StatusEvent)
+WATCH_BATCHES = Method("Tasks", "WatchBatches", tasks_pb2.StatusEvents)
+RETRY = Method("Tasks", "Retry", tasks_pb2.RetryResponse)
+BULK = Method("Tasks", "Bulk", tasks_pb2.BulkResponse)
+DELETE = Method("Tasks", "Delete", tasks_pb2.DeleteResponse)
+SNAPSHOT = Method("Admin", "Snapshot", admin_pb2.SnapshotResponse)
+GET_OUTPUT = Method("Workers", "GetOutput", workers_pb2.Output)
+
+
+class BackoffSeries:
+    """The delays of one row of failures: full jitter, growing to a bound."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        self._initial = seconds(options.backoff.initial)
+        self._maximum = seconds(options.backoff.maximum)
+        self._failures = 0
+
+    def next_delay(self) -> float:
+        """Returns the next delay in seconds."""
+        bound = min(self._maximum, self._initial * 2.0 ** min(self._failures, 64))
+        self._failures += 1
+        return random.random() * bound
+
+    def reset(self) -> None:
+        """Starts the series anew, after a success."""
+        self._failures = 0
+
+
+def may_repeat(error: CronoqError, *, idempotent: bool) -> bool:
+    """True if a call that failed so may be made again."""
+    return isinstance(error, UnavailableError) and (idempotent or error.executed is False)
+
+
+class Caller:
+    """Makes single calls for a client, with deadline and repetition."""
+
+    def __init__(self, options: ClientOptions, connection: Connection) -> None:
+        self.options = options
+        self.connection = connection
+
+    async def call(
+        self,
+        method: Method[Response],
+        request: Any,
+        *,
+        idempotent: bool,
+        ends_at: float,
+    ) -> Response:
+        """Makes a call, again if that is safe, until `ends_at` on the running loop's clock.
+
+        Raises:
+            CronoqError: The last try failed, or the deadline passed.
+        """
+        loop = asyncio.get_running_loop()
+        backoff = BackoffSeries(self.options)
+        while True:
+            left = ends_at - loop.time()
+            if left <= 0:
+                raise DeadlineError(f"{method.name}: the deadline passed")
+            try:
+                return await self.connection.channel().unary(method, request, left)
+            except CronoqError as error:
+                delay = backoff.next_delay()
+                if not may_repeat(error, idempotent=idempotent) or loop.time() + delay >= ends_at:
+                    raise
+            await asyncio.sleep(delay)

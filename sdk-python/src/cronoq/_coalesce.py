@@ -1,0 +1,261 @@
+"""Decides how concurrent submits share requests.
+
+A submit goes out at the next turn of the event loop, together with all that arrived by then. Two
+requests may be in flight; what arrives meanwhile forms the next ones, each bounded by count and by
+half a message. Every caller keeps its own deadline, cancellation and outcome.
+
+Rules a change must keep: a caller that gave up before its request went out is not submitted; a
+lost request is sent again only for tasks with a key, unless nothing was executed; a task for a full
+pool is sent again alone, as a call that parks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Coroutine
+from typing import Any
+
+from ._calls import SUBMIT, SUBMIT_MANY, BackoffSeries, Caller, may_repeat
+from ._convert import fill_spec
+from ._proto import task_pb2, tasks_pb2
+from ._transport import status_error
+from .errors import CronoqError, DeadlineError, QueueFullError, TooLargeError, UnsupportedError
+from .options import MESSAGE_ROOM
+from .spec import TaskSpec
+
+IN_FLIGHT_MAX = 2
+# Calls that park for a full pool occupy the server each; the rest wait here in order.
+PARKED_MAX = 64
+
+Admitted = tuple[int, bool]
+
+
+class _Member:
+    """One caller's place in a request."""
+
+    __slots__ = ("ends_at", "future", "keyed")
+
+    def __init__(self, future: asyncio.Future[Admitted], keyed: bool, ends_at: float) -> None:
+        self.future = future
+        self.keyed = keyed
+        self.ends_at = ends_at
+
+    def settle(self, admitted: Admitted) -> None:
+        if not self.future.done():
+            self.future.set_result(admitted)
+
+    def fail(self, error: CronoqError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class _Batch:
+    """A request that is being filled, and whose tasks they are, in order."""
+
+    __slots__ = ("members", "request", "size")
+
+    def __init__(self) -> None:
+        self.request = tasks_pb2.SubmitManyRequest()
+        self.members: list[_Member] = []
+        self.size = 0
+
+    def keep(self, wanted: list[bool]) -> None:
+        """Drops the members that are not wanted."""
+        if all(wanted):
+            return
+        for index in range(len(wanted) - 1, -1, -1):
+            if not wanted[index]:
+                del self.request.tasks[index]
+        pairs = zip(self.members, wanted, strict=True)
+        self.members = [member for member, is_wanted in pairs if is_wanted]
+
+
+class SubmitCoalescer:
+    """Joins the submits of one event loop into requests."""
+
+    def __init__(self, caller: Caller, loop: asyncio.AbstractEventLoop) -> None:
+        options = caller.options
+        self._caller = caller
+        self._loop = loop
+        self._codec = options.codec
+        self._count_max = options.max_tasks_per_batch
+        self._size_max = options.max_message_bytes // 2
+        self._task_size_max = options.max_message_bytes - MESSAGE_ROOM
+        self._queue: collections.deque[_Batch] = collections.deque()
+        self._open: _Batch | None = None
+        self._is_scheduled = False
+        self._in_flight = 0
+        self._parked: collections.deque[tuple[_Member, task_pb2.TaskSpec]] = collections.deque()
+        self._parked_count = 0
+        self._knows_many = True
+        self._running: set[asyncio.Task[None]] = set()
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait to be sent."""
+        return len(self._queue)
+
+    def enqueue(self, spec: TaskSpec, ends_at: float) -> asyncio.Future[Admitted]:
+        """Puts a task into the next request; the future tells its id and whether it was there.
+
+        Raises:
+            InvalidFieldError: The spec does not fit the wire.
+            PayloadError: The payload cannot be encoded.
+            TooLargeError: The task is larger than a message may be.
+        """
+        batch = self._open
+        if batch is None or len(batch.members) >= self._count_max or batch.size >= self._size_max:
+            batch = self._begin()
+        tasks = batch.request.tasks
+        message = tasks.add()
+        try:
+            fill_spec(message, spec, self._codec)
+            size = message.ByteSize()
+            if size > self._task_size_max:
+                raise TooLargeError(f"task too large ({size} > {self._task_size_max} bytes)")
+        except CronoqError:
+            del tasks[-1]
+            raise
+        if batch.members and batch.size + size > self._size_max:
+            moved = self._begin()
+            moved.request.tasks.append(message)
+            del tasks[-1]
+            batch = moved
+        future: asyncio.Future[Admitted] = self._loop.create_future()
+        batch.members.append(_Member(future, bool(spec.key), ends_at))
+        batch.size += size
+        self._schedule()
+        return future
+
+    def _begin(self) -> _Batch:
+        batch = self._open = _Batch()
+        self._queue.append(batch)
+        return batch
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled and self._in_flight < IN_FLIGHT_MAX:
+            self._is_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._is_scheduled = False
+        while self._in_flight < IN_FLIGHT_MAX and self._queue:
+            batch = self._queue.popleft()
+            if batch is self._open:
+                self._open = None
+            batch.keep([not member.future.done() for member in batch.members])
+            if batch.members:
+                self._in_flight += 1
+                self._spawn(self._send(batch))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _send(self, batch: _Batch) -> None:
+        try:
+            backoff = BackoffSeries(self._caller.options)
+            while batch.members:
+                if not self._knows_many:
+                    self._park_all(batch)
+                    return
+                await self._try(batch)
+                if batch.members:
+                    await asyncio.sleep(backoff.next_delay())
+        finally:
+            self._in_flight -= 1
+            self._schedule()
+
+    async def _try(self, batch: _Batch) -> None:
+        """Sends once and leaves in the batch what has to be sent again."""
+        now = self._loop.time()
+        batch.keep([self._is_waiting(member, now) for member in batch.members])
+        if not batch.members:
+            return
+        left = max(member.ends_at for member in batch.members) - now
+        try:
+            response = await self._caller.connection.channel().unary(
+                SUBMIT_MANY, batch.request, left
+            )
+        except UnsupportedError:
+            self._knows_many = False
+            return
+        except CronoqError as error:
+            again = [may_repeat(error, idempotent=member.keyed) for member in batch.members]
+            for member, is_repeated in zip(batch.members, again, strict=True):
+                if not is_repeated:
+                    member.fail(error)
+            batch.keep(again)
+            return
+        batch.keep(self._settle(batch, response))
+
+    @staticmethod
+    def _is_waiting(member: _Member, now: float) -> bool:
+        if member.ends_at <= now:
+            member.fail(DeadlineError("submit: the deadline passed"))
+        return not member.future.done()
+
+    def _settle(self, batch: _Batch, response: tasks_pb2.SubmitManyResponse) -> list[bool]:
+        again: list[bool] = []
+        for index, (member, outcome) in enumerate(
+            zip(batch.members, response.outcomes, strict=True)
+        ):
+            if outcome.HasField("response"):
+                admitted = outcome.response
+                member.settle((admitted.id, admitted.duplicate))
+                again.append(False)
+                continue
+            error = status_error(outcome.error)
+            is_repeated = may_repeat(error, idempotent=member.keyed)
+            again.append(is_repeated)
+            if isinstance(error, QueueFullError):
+                self._park(member, batch.request.tasks[index])
+            elif not is_repeated:
+                member.fail(error)
+        return again
+
+    def _park_all(self, batch: _Batch) -> None:
+        for member, message in zip(batch.members, batch.request.tasks, strict=True):
+            self._park(member, message)
+
+    def _park(self, member: _Member, message: task_pb2.TaskSpec) -> None:
+        self._parked.append((member, message))
+        if self._parked_count < PARKED_MAX:
+            self._parked_count += 1
+            self._spawn(self._submit_parked())
+
+    async def _submit_parked(self) -> None:
+        """Sends parked tasks one after the other until none is left."""
+        try:
+            while self._parked:
+                member, message = self._parked.popleft()
+                if member.future.done():
+                    continue
+                request = tasks_pb2.SubmitRequest(task=message)
+                await self._submit_one(member, request)
+        finally:
+            self._parked_count -= 1
+
+    async def _submit_one(self, member: _Member, request: tasks_pb2.SubmitRequest) -> None:
+        call = self._loop.create_task(
+            self._caller.call(SUBMIT, request, idempotent=member.keyed, ends_at=member.ends_at)
+        )
+        # A caller that gives up takes its parked call with it.
+        member.future.add_done_callback(lambda _: call.cancel())
+        try:
+            response = await call
+        except CronoqError as error:
+            member.fail(error)
+        except asyncio.CancelledError:
+            if not member.future.done():
+                raise
+        else:
+            member.settle((response.id, response.duplicate))
+
+    async def close(self) -> None:
+        """Ends all that is under way."""
+        for task in tuple(self._running):
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)

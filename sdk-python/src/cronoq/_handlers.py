@@ -1,0 +1,184 @@
+"""Decides how a handler is called and what its end means.
+
+A handler takes nothing, the payload, the attempt, or both. Which is which follows from its type
+hints: a parameter annotated `Attempt` (or named `attempt` without a hint) gets the attempt, the
+other one the payload, decoded into the type that its hint names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ._outcome import Cancelled, Completed, Failed, Nacked, Outcome
+from ._payload import Codec
+from ._session import Run, Stop
+from .attempt import Attempt, Cancel, Interceptor, Permanent, Reject, Retryable
+from .errors import PayloadError
+from .options import seconds
+
+logger = logging.getLogger("cronoq.worker")
+
+AnyHandler = Callable[..., Any]
+
+
+class Handler:
+    """A function of the user, and how to call it."""
+
+    def __init__(
+        self, kind: str, function: AnyHandler, codec: Codec, interceptors: Sequence[Interceptor]
+    ) -> None:
+        """Reads the signature.
+
+        Raises:
+            TypeError: The signature is none that a worker can call.
+        """
+        self.kind = kind
+        self.is_async = _is_async(function)
+        self._function = function
+        self._codec = codec
+        self._interceptors = tuple(interceptors)
+        self._roles, self._payload_type = _read_signature(function)
+
+    def _arguments(self, attempt: Attempt) -> list[Any]:
+        arguments: list[Any] = []
+        for role in self._roles:
+            if role == "attempt":
+                arguments.append(attempt)
+            else:
+                arguments.append(
+                    self._codec.decode(attempt.payload, attempt.content_type, self._payload_type)
+                )
+        return arguments
+
+    def _completed(self, value: Any) -> Outcome:
+        try:
+            return Completed(*self._codec.encode(value))
+        except PayloadError as error:
+            return Failed(f"output not encodable: {error}", permanent=True)
+
+    async def run_async(self, attempt: Attempt, run: Run) -> Outcome:
+        """Runs an async handler to its end; cancellation is one of its ends."""
+        try:
+            arguments = self._arguments(attempt)
+        except PayloadError as error:
+            return Failed(str(error), permanent=True)
+        try:
+            if self._interceptors:
+                with _around(self._interceptors, attempt):
+                    value = await self._function(*arguments)
+            else:
+                value = await self._function(*arguments)
+        except asyncio.CancelledError:
+            return _stopped(run)
+        # Whatever a handler raises is its attempt's end, never the worker's.
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            return _outcome_of(error, run)
+        return self._completed(value)
+
+    def run_blocking(self, attempt: Attempt, run: Run) -> Outcome:
+        """Runs a sync handler to its end, on the calling thread."""
+        try:
+            arguments = self._arguments(attempt)
+        except PayloadError as error:
+            return Failed(str(error), permanent=True)
+        try:
+            with _around(self._interceptors, attempt):
+                value = self._function(*arguments)
+        # Whatever a handler raises is its attempt's end, never the thread's.
+        except BaseException as error:  # noqa: BLE001
+            return _outcome_of(error, run)
+        return self._completed(value)
+
+
+@contextlib.contextmanager
+def _around(interceptors: Sequence[Interceptor], attempt: Attempt) -> typing.Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for interceptor in interceptors:
+            stack.enter_context(interceptor(attempt))
+        yield
+
+
+def _outcome_of(error: BaseException, run: Run) -> Outcome:
+    match error:
+        case Retryable():
+            after = None if error.retry_after is None else seconds(error.retry_after)
+            return Failed(error.message, retry_after_s=after)
+        case Permanent():
+            return Failed(error.message, permanent=True)
+        case Cancel():
+            logger.info("task %d cancels itself: %s", run.task_id, error.reason)
+            return Cancelled(error.reason)
+        case Reject():
+            return Nacked(error.reason)
+        case _:
+            if run.stop is None:
+                logger.warning("handler of task %d failed", run.task_id, exc_info=error)
+            return Failed(_describe(error))
+
+
+def _describe(error: BaseException) -> str:
+    text = str(error)
+    name = type(error).__name__
+    return f"{name}: {text}" if text else name
+
+
+def _stopped(run: Run) -> Outcome:
+    """What a cancelled handler's attempt comes to."""
+    match run.stop:
+        case None:
+            return Failed("CancelledError")
+        case Stop.ABORTED:
+            return Cancelled()
+        case _:
+            return Failed(run.stop.value)
+
+
+def _is_async(function: AnyHandler) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
+    )
+
+
+def _read_signature(function: AnyHandler) -> tuple[tuple[str, ...], Any]:
+    """Returns the role of each parameter, and the payload's type."""
+    name = getattr(function, "__qualname__", repr(function))
+    hints = _hints(function, name)
+    roles: list[str] = []
+    payload_type: Any = Any
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            if parameter.default is parameter.empty:
+                raise TypeError(f"handler {name}: parameter {parameter.name!r} is keyword-only")
+            continue
+        hint = hints.get(parameter.name, parameter.empty)
+        if hint is Attempt or (hint is parameter.empty and parameter.name == "attempt"):
+            roles.append("attempt")
+        elif parameter.default is not parameter.empty and "payload" in roles:
+            continue
+        else:
+            roles.append("payload")
+            payload_type = Any if hint is parameter.empty else hint
+    if roles.count("payload") > 1 or roles.count("attempt") > 1:
+        raise TypeError(f"handler {name}: takes at most the attempt and one payload")
+    return tuple(roles), payload_type
+
+
+def _hints(function: AnyHandler, name: str) -> dict[str, Any]:
+    target: Any = function
+    if not inspect.isroutine(function) and not inspect.isclass(function):
+        target = type(function).__call__
+    try:
+        return typing.get_type_hints(target)
+    except NameError as error:
+        raise TypeError(
+            f"handler {name}: a type hint cannot be resolved ({error}); define the type at module "
+            "level"
+        ) from error
