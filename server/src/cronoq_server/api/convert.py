@@ -40,6 +40,7 @@ from cronoq_server.engine import (
     TaskView,
     WorkerView,
 )
+from cronoq_server.runtime.watchers import WatchBatch
 
 NAMES_MAX = 1000
 """Most entries of one list in a filter."""
@@ -392,25 +393,35 @@ def error_messages(
 
 
 def event_messages(
-    events: Sequence[tuple[StatusEvent, bytes]], cursor: bytes, bytes_max: int
+    batch: WatchBatch, bytes_max: int, *, with_cursors: bool
 ) -> Iterator[tasks_pb2.StatusEvents]:
-    """Events in as few messages as their sizes allow, each with the cursor after its last one.
-
-    Args:
-        events: Events with the cursor after each; empty cursors when none were asked for.
-        cursor: What a message without events carries.
-        bytes_max: Most bytes of a message.
-    """
-    message, size = tasks_pb2.StatusEvents(cursor=cursor), 0
-    for event, after in events:
+    """Events in as few messages as their sizes allow, each with the cursor after its last one."""
+    if not batch.events:
+        yield tasks_pb2.StatusEvents(cursor=batch.cursor)
+        return
+    message, size = tasks_pb2.StatusEvents(), 0
+    for event, after in batch.events:
         length = _EVENT_BYTES + _WORST_CHARACTER * (len(event.message) + len(event.key))
         if size and size + length > bytes_max:
             yield message
             message, size = tasks_pb2.StatusEvents(), 0
         fill_event(message.events.add(), event)
-        message.cursor = after
+        if with_cursors:
+            message.cursor = after
         size += length
     yield message
+
+
+def single_events(batch: WatchBatch, *, with_cursors: bool) -> Iterator[task_pb2.StatusEvent]:
+    """One message per event, and one with the cursor alone if there is none."""
+    if not batch.events:
+        yield task_pb2.StatusEvent(cursor=batch.cursor)
+    for event, after in batch.events:
+        message = task_pb2.StatusEvent()
+        fill_event(message, event)
+        if with_cursors:
+            message.cursor = after
+        yield message
 
 
 def output_response(result: Result) -> workers_pb2.Output:

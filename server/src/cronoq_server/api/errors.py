@@ -6,7 +6,7 @@ from here and know no status of their own.
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -15,6 +15,10 @@ from grpc_status import rpc_status
 from cronoq_server.engine import ErrorReason, Refusal
 
 DOMAIN = "cronoq"
+PROTOCOL = 4
+"""The newest version of the worker protocol that this server speaks."""
+
+PROTOCOL_METADATA = (("cronoq-protocol", str(PROTOCOL)),)
 TEXT_MAX = 512
 """Characters of a message or detail that travel: details share the trailing metadata's 8 KiB."""
 
@@ -120,14 +124,15 @@ def to_status(refusal: Refusal, *, submitting: bool = False) -> status_pb2.Statu
 
 
 async def abort(
-    context: grpc.aio.ServicerContext[object, object],
+    context: grpc.aio.ServicerContext[Any, Any],
     refusal: Refusal,
     *,
     submitting: bool = False,
 ) -> NoReturn:
     """Ends a call with a refusal."""
     status = rpc_status.to_status(to_status(refusal, submitting=submitting))
-    await context.abort(status.code, status.details or "", status.trailing_metadata or ())
+    metadata = (*PROTOCOL_METADATA, *status.trailing_metadata)
+    await context.abort(status.code, status.details, metadata)
     raise AssertionError("abort does not return")
 
 

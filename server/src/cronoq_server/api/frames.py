@@ -16,6 +16,7 @@ import msgspec
 from cronoq_server._proto import workers_pb2
 from cronoq_server.api import texts
 from cronoq_server.api.convert import fill_pairs, fill_progress
+from cronoq_server.api.errors import PROTOCOL
 from cronoq_server.api.specs import RESERVED_BYTES, SpecReader
 from cronoq_server.engine import (
     SECOND,
@@ -32,9 +33,6 @@ from cronoq_server.engine import (
     Report,
     Resume,
 )
-
-PROTOCOL = 4
-"""The newest version that this server speaks."""
 
 KINDS_MAX = 10_000
 _LEASE_BYTES = 2816

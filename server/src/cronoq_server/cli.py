@@ -1,0 +1,118 @@
+"""What the command line says: which configuration to serve, and what the exit code means.
+
+Exit codes:
+
+    0   served and stopped in order, or there was only something to print or check
+    1   the server failed; the log says why
+    2   the command line or the configuration is wrong
+    3   an address is in use, or can't be bound
+    130 a second signal ended a shutdown that was under way
+
+The server itself is imported only when it is to run, so that `--version` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cronoq_server import __version__
+from cronoq_server.config import Address, Config, ConfigError, Problem, load, parse_address
+
+OK = 0
+FAILED = 1
+WRONG_CONFIG = 2
+ADDRESS_IN_USE = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code.
+
+    Args:
+        arguments: Without the program's name; those of the process if not given.
+    """
+    given = _parser().parse_args(arguments)
+    try:
+        config = _config(given)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return WRONG_CONFIG
+    if given.check:
+        print(f"{given.config or 'the default configuration'} is right")
+        return OK
+    return _serve(config)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cronoq-server", description="A durable task queue server.", allow_abbrev=False
+    )
+    parser.add_argument("command", nargs="?", choices=["serve"], default="serve", help="serve")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a cronoq.toml")
+    parser.add_argument("--check", action="store_true", help="check the configuration and exit")
+    parser.add_argument("--store", metavar="KIND", help="memory")
+    parser.add_argument(
+        "--grpc-addr", type=_address, metavar="HOST:PORT", help="where to serve gRPC; port 0 = any"
+    )
+    parser.add_argument(
+        "--http-addr", type=_address, metavar="HOST:PORT", help="where to serve HTTP; port 0 = any"
+    )
+    parser.add_argument(
+        "--insecure-no-auth",
+        action="store_true",
+        help="listen beyond this machine although nobody is asked who they are",
+    )
+    parser.add_argument("--version", action="version", version=f"cronoq-server {__version__}")
+    return parser
+
+
+def _address(text: str) -> Address:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _config(given: argparse.Namespace) -> Config:
+    """The configuration with what the command line says on top.
+
+    Raises:
+        ConfigError: It has mistakes.
+    """
+    config = load(given.config) if given.config is not None else Config()
+    server = config.server
+    if given.grpc_addr is not None:
+        server = dataclasses.replace(server, grpc_addr=given.grpc_addr)
+    if given.http_addr is not None:
+        server = dataclasses.replace(server, http_addr=given.http_addr)
+    if given.insecure_no_auth:
+        server = dataclasses.replace(server, insecure_no_auth=True)
+    if given.store not in (None, "memory"):
+        text = f"{given.store!r} is not a store of this version: the only one is 'memory'"
+        raise ConfigError("command line", [Problem("--store", text)])
+    problems = [
+        Problem(
+            f"server.{name}",
+            f"{address} can be reached from other machines and there is no authentication; "
+            "listen on 127.0.0.1, or say --insecure-no-auth",
+        )
+        for name, address in (("grpc_addr", server.grpc_addr), ("http_addr", server.http_addr))
+        if not (server.insecure_no_auth or address.is_loopback)
+    ]
+    if problems:
+        raise ConfigError(str(given.config or "command line"), problems)
+    return dataclasses.replace(config, server=server)
+
+
+def _serve(config: Config) -> int:
+    from cronoq_server import app
+    from cronoq_server.api.listener import AddressInUse
+
+    try:
+        return app.run(config, lambda address: print(f"serving gRPC on {address}", flush=True))
+    except AddressInUse as error:
+        print(f"cronoq-server: {error}", file=sys.stderr)
+        return ADDRESS_IN_USE

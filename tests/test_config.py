@@ -1,0 +1,183 @@
+"""What the configuration accepts, and how precisely it says what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from cronoq_server import cli, config
+
+EXAMPLE = Path(__file__).parents[1] / "server" / "deploy" / "cronoq.example.toml"
+
+
+def problems_of(text: str) -> dict[str, str]:
+    """Parses a configuration that has mistakes and returns them by path."""
+    with pytest.raises(config.ConfigError) as caught:
+        config.parse(text)
+    return {problem.path: problem.message for problem in caught.value.problems}
+
+
+def test_nothing_said_means_one_pool_on_loopback() -> None:
+    """An empty file is the configuration that the server has without one."""
+    parsed = config.parse("")
+    assert parsed == config.Config()
+    assert [pool.name for pool in parsed.pools] == ["default"]
+    assert parsed.server.grpc_addr == config.Address("127.0.0.1", 7070)
+    assert parsed.store.kind == "memory"
+
+
+def test_example_says_the_defaults() -> None:
+    """The example file names every key that has a default, with that default."""
+    text = EXAMPLE.read_text()
+    assert config.parse(text) == config.Config()
+    for section in dataclasses.fields(config.Config):
+        table = section.metadata.get("table") or section.metadata["tables"]
+        for entry in dataclasses.fields(table):
+            assert entry.name in text, f"{section.name}.{entry.name} is not in the example"
+
+
+def test_values_reach_the_config() -> None:
+    """Tables, lists of tables and nested tables are read."""
+    parsed = config.parse(
+        """
+        [server]
+        grpc_addr = "[::1]:0"
+        [[pools]]
+        name = "llm"
+        max = 8
+        retry = { max_attempts = 9 }
+        tenant_weights = { b = 2, a = 1.5 }
+        [[resources]]
+        name = "api"
+        kind = "token_bucket"
+        rate = 2.5
+        burst = 10
+        """
+    )
+    assert parsed.server.grpc_addr == config.Address("::1", 0)
+    assert str(parsed.server.grpc_addr) == "[::1]:0"
+    (pool,) = parsed.pools
+    assert (pool.name, pool.max, pool.retry.max_attempts) == ("llm", 8, 9)
+    assert pool.retry.initial_backoff_s == 1.0
+    assert pool.tenant_weights == (("a", 1.5), ("b", 2.0))
+    assert parsed.resources[0].rate == 2.5
+
+
+def test_every_mistake_is_reported_at_once() -> None:
+    """One run shows all that is to be mended, each with its path."""
+    found = problems_of(
+        """
+        [server]
+        grpc_adr = "127.0.0.1:1"
+        shutdown_grace_s = -1
+        [limits]
+        max_list = "many"
+        [[pools]]
+        name = "a"
+        [[pools]]
+        name = "b c"
+        retry = { max_attempts = 0 }
+        """
+    )
+    assert set(found) == {
+        "server.grpc_adr",
+        "server.shutdown_grace_s",
+        "limits.max_list",
+        "pools[1].name",
+        "pools[1].retry.max_attempts",
+    }
+
+
+def test_unknown_key_names_the_nearest_known_one() -> None:
+    """A slip of the pen is an error that shows what was probably meant."""
+    assert "'grpc_addr'" in problems_of("[server]\ngrpc_adr = ''")["server.grpc_adr"]
+    assert "'pools'" in problems_of("[[pool]]\nname = 'a'")["pool"]
+    nested = problems_of("[[pools]]\nname = 'a'\nretry = { max_attempt = 3 }")
+    assert "'max_attempts'" in nested["pools[0].retry.max_attempt"]
+
+
+def test_malformed_toml_names_the_line() -> None:
+    """What is no TOML is reported with line and column."""
+    assert list(problems_of("[server]\ngrpc_addr = \n")) == ["line 2, column 13"]
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "word"),
+    [
+        ("[store]\nkind = 'postgres'", "store.kind", "'memory'"),
+        ("[server]\ngrpc_addr = '7070'", "server.grpc_addr", "host:port"),
+        ("[server]\ngrpc_addr = 'a:70000'", "server.grpc_addr", "65535"),
+        ("[server]\ngrpc_addr = '::1:7070'", "server.grpc_addr", "brackets"),
+        ("[server]\nlog_level = 'loud'", "server.log_level", "debug"),
+        ("[limits]\nmax_wait_s = nan", "limits.max_wait_s", "above 0"),
+        ("[limits]\nmax_wait_s = true", "limits.max_wait_s", "boolean"),
+        ("[limits]\nmax_message_bytes = 1000", "limits.max_message_bytes", "262144"),
+        ("[limits]\nrequest_timeout_s = 10", "limits.request_timeout_s", "commit_timeout_s"),
+        ("[store]\nretention_s = 10", "store.retention_s", "key_retention_s"),
+        ("pools = []", "pools", "at least one"),
+        ("pools = 3", "pools", "[[pools]]"),
+        ("[[pools]]\nmax = 3", "pools[0].name", "must be given"),
+        ("[[pools]]\nname = 'a'\n[[pools]]\nname = 'a'", "pools[1].name", "pools[0]"),
+        ("[[pools]]\nname = 'a'\noverflow = 'drop'", "pools[0].overflow", "shed_lowest"),
+        ("[[pools]]\nname = 'a'\ntenant_weights = { x = 0 }", "pools[0].tenant_weights", "above 0"),
+        ("[[resources]]\nname = 'r'", "resources[0].permits", "semaphore"),
+        (
+            "[[resources]]\nname = 'r'\npermits = 1\nrate = 1.0",
+            "resources[0].rate",
+            "does not belong",
+        ),
+        ("[server]\ntls = { cert = 'x' }", "server.tls", "unknown key"),
+        ("server = 3", "server", "must be a table"),
+    ],
+)
+def test_wrong_value_is_named_with_its_rule(text: str, path: str, word: str) -> None:
+    """Each mistake has its path and says what would be right."""
+    found = problems_of(text)
+    assert list(found) == [path]
+    assert word in found[path]
+
+
+def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """The error of a missing or unreadable file names the file."""
+    with pytest.raises(config.ConfigError, match=r"nothing\.toml: file: No such file"):
+        config.load(tmp_path / "nothing.toml")
+    (tmp_path / "latin.toml").write_bytes(b"# \xe9")
+    with pytest.raises(config.ConfigError, match="UTF-8"):
+        config.load(tmp_path / "latin.toml")
+
+
+def test_check_answers_by_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--check` says whether a file is right and serves nothing."""
+    right, wrong = tmp_path / "right.toml", tmp_path / "wrong.toml"
+    right.write_text("[server]\ngrpc_addr = '127.0.0.1:0'\n")
+    wrong.write_text("[servr]\n")
+    assert cli.main(["--check", "--config", str(right)]) == cli.OK
+    assert "is right" in capsys.readouterr().out
+    assert cli.main(["serve", "--check", "--config", str(wrong)]) == cli.WRONG_CONFIG
+    assert "servr: unknown key; the nearest one is 'server'" in capsys.readouterr().err
+
+
+def test_listening_beyond_loopback_needs_to_be_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An open server without authentication is refused unless it is said to be wanted."""
+    assert cli.main(["--check", "--grpc-addr", "0.0.0.0:7070"]) == cli.WRONG_CONFIG
+    assert "--insecure-no-auth" in capsys.readouterr().err
+    asked = ["--check", "--grpc-addr", "0.0.0.0:7070", "--insecure-no-auth"]
+    assert cli.main(asked) == cli.OK
+
+
+def test_other_stores_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """A store that this version does not have is an error, not a fallback."""
+    assert cli.main(["--check", "--store", "sqlite:q.db"]) == cli.WRONG_CONFIG
+    assert "'sqlite:q.db'" in capsys.readouterr().err
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` answers without anything else being set up."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("cronoq-server 0.")
