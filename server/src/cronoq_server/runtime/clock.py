@@ -15,15 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from cronoq_server.engine.model import SECOND, Duration, Instant, Now
+from cronoq_server.engine.timers import NEVER
 
 log = logging.getLogger(__name__)
-
-NEVER: Instant = 2**63 - 1
-"""An instant that does not come."""
 
 SET_BACK_MAX: Duration = 3600 * SECOND
 """A wall clock set back by more than this is believed."""
@@ -52,7 +50,7 @@ class Clock(Protocol):
     def now(self) -> Now:
         """The two readings of this instant."""
 
-    def call_at(self, at: Now, ring: Callable[[], None]) -> Alarm:
+    def call_at(self, at: Now, ring: Callable[[], object]) -> Alarm:
         """Calls `ring` once, from the event loop, as soon as either part of `at` is reached."""
 
     async def sleep_until(self, at: Now) -> None:
@@ -68,6 +66,24 @@ class Clock(Protocol):
 def after(now: Now, delay: Duration) -> Now:
     """The instant `delay` nanoseconds from now, by the monotonic clock alone."""
     return Now(NEVER, now.mono + delay)
+
+
+async def within(clock: Clock, at: Now, work: Coroutine[Any, Any, object]) -> bool:
+    """Runs `work` until `at` is reached and cancels it then; whether it came to its end."""
+    task = asyncio.ensure_future(work)
+    alarm = clock.call_at(at, task.cancel)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    finally:
+        alarm.cancel()
+    if task.cancelled():
+        return False
+    task.result()
+    return True
 
 
 class SteadyWall:
@@ -138,7 +154,7 @@ class SystemClock(Clock):
         mono = time.monotonic_ns()
         return Now(self._steady.read(time.time_ns(), mono), mono)
 
-    def call_at(self, at: Now, ring: Callable[[], None]) -> Alarm:
+    def call_at(self, at: Now, ring: Callable[[], object]) -> Alarm:
         """See `Clock.call_at`."""
         return _SystemAlarm(self, at, ring)
 
@@ -148,7 +164,7 @@ class _SystemAlarm:
 
     __slots__ = ("_at", "_clock", "_handle", "_loop", "_ring")
 
-    def __init__(self, clock: SystemClock, at: Now, ring: Callable[[], None]) -> None:
+    def __init__(self, clock: SystemClock, at: Now, ring: Callable[[], object]) -> None:
         self._clock = clock
         self._at = at
         self._ring = ring

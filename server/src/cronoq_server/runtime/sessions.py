@@ -70,6 +70,7 @@ class Session:
     Attributes:
         number: What the engine calls it.
         token: With it the worker can resume the session later.
+        on_cut_off: Called when the worker is cut off, since the stream's writer may be stuck.
     """
 
     __slots__ = (
@@ -83,12 +84,14 @@ class Session:
         "_slots",
         "_waiter",
         "number",
+        "on_cut_off",
         "token",
     )
 
     def __init__(self, sessions: Sessions, inbox: Inbox, number: int, token: bytes) -> None:
         self.number = number
         self.token = token
+        self.on_cut_off: Callable[[], object] | None = None
         self._sessions = sessions
         self._inbox = inbox
         self._queue: list[Outbound] = []
@@ -190,6 +193,8 @@ class Session:
         self._queue.append(Dropped(self.number))
         self._receipt = None
         self._wake()
+        if self.on_cut_off is not None:
+            self.on_cut_off()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

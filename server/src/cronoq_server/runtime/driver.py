@@ -1,0 +1,423 @@
+"""The loop: drain, step, commit, release; the only place where thought becomes action.
+
+Rules a change must keep:
+
+1. Nothing of a step is seen before its mutations, and those of all steps before, are durable.
+2. One batch is on its way to the store at a time. What steps write meanwhile forms the next one,
+   which leaves as soon as the one before is durable.
+3. A step that wrote nothing is released after a check of the leadership that began after its
+   reads arrived, or after the commit that its release has to wait for anyway.
+4. A batch keeps its number and its content however often it is tried.
+5. The loop has no helper that could die unseen: an error in it, in the engine or in the store's
+   code ends `run`, and with it this leadership.
+
+What a task is, who may run it and when: all that is the engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+from cronoq_server.engine.effects import Effect, SnapshotView
+from cronoq_server.engine.engine import Engine, Step
+from cronoq_server.engine.events import (
+    ClockSet,
+    DispatchRested,
+    DispatchStopped,
+    Event,
+    Released,
+    SnapshotQuery,
+)
+from cronoq_server.engine.model import SECOND, Duration, Instant, Now
+from cronoq_server.engine.timers import NEVER
+from cronoq_server.runtime.clock import Alarm, Clock, after, within
+from cronoq_server.runtime.inbox import Inbox
+from cronoq_server.runtime.loading import Loader
+from cronoq_server.runtime.lookups import Lookups
+from cronoq_server.runtime.outbox import Outbox, awaited_calls
+from cronoq_server.runtime.refusals import NOT_LEADER, STOPPING, STORE_LATE, Refused
+from cronoq_server.runtime.sessions import Sessions
+from cronoq_server.runtime.watchers import Watchers
+from cronoq_server.runtime.writer import Writer
+from cronoq_server.stores.base import Batch, Fenced, Leadership, Rejected, Store, StoreError
+
+log = logging.getLogger(__name__)
+
+LAST_COMMIT: Duration = 2 * SECOND
+"""How long the last commit of a server that stops may take beyond its grace."""
+
+
+class Ending(StrEnum):
+    """Why a driver ended."""
+
+    STOPPED = "stopped"
+    """It was asked to, and its leadership is released."""
+    FENCED = "fenced"
+    """Another leadership has begun."""
+    REJECTED = "rejected"
+    """The store refused a batch for good: recover anew."""
+
+
+class DriverSettings(msgspec.Struct, frozen=True):
+    """What a driver is told once.
+
+    Attributes:
+        commit_timeout: After this a commit counts as not confirmed, nanoseconds.
+        retention: How far back finished tasks are recovered, nanoseconds.
+        step_tasks_max: Most tasks that enter one step.
+        batch_mutations_max: A batch with this many mutations is full.
+        batch_bytes_max: A batch with payloads and outputs of this size is full.
+        queued_max: Most tasks in calls and reports that wait for a step.
+        watch_buffer: Most events that wait for one watcher.
+    """
+
+    commit_timeout: Duration = 30 * SECOND
+    retention: Duration = 3600 * SECOND
+    step_tasks_max: int = 2000
+    batch_mutations_max: int = 20_000
+    batch_bytes_max: int = 32 * 1024 * 1024
+    queued_max: int = 100_000
+    watch_buffer: int = 10_000
+
+
+class _Made(msgspec.Struct, frozen=True):
+    """What a step wants to be released, and when it was made (mono)."""
+
+    number: int
+    effects: tuple[Effect, ...]
+    at: Instant
+
+
+class Driver:
+    """One leadership at work.
+
+    Attributes:
+        clock: Where its time comes from.
+        inbox: Takes calls.
+        leadership: The term it serves under.
+        sessions: The connected workers.
+        store: Where its batches go.
+        watchers: Those who watch.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        leadership: Leadership,
+        clock: Clock,
+        settings: DriverSettings | None = None,
+    ) -> None:
+        self._settings = settings = settings or DriverSettings()
+        self.clock = clock
+        self.store = store
+        self.leadership = leadership
+        self.inbox = Inbox(clock, Loader(store), settings.queued_max)
+        self.sessions = Sessions(self.inbox)
+        self.watchers = Watchers(
+            self.inbox,
+            clock,
+            epoch=leadership.epoch,
+            position=leadership.position,
+            buffer_max=settings.watch_buffer,
+        )
+        self._bell = self.inbox.bell
+        self._engine = engine
+        self._outbox = Outbox(self.inbox, self.sessions, self.watchers)
+        self._lookups = Lookups(engine, store, self.inbox, clock)
+        self._writer = Writer(store, leadership, clock, settings.commit_timeout, self._bell)
+        self._forming = Batch(leadership.position + 1)
+        self._made: list[_Made] = []
+        self._covered: list[_Made] = []
+        self._own: list[Event] = []
+        self._released = 0
+        self._set_backs = clock.set_backs
+        self._wake_at = Now(NEVER, NEVER)
+        self._alarm: Alarm | None = None
+        self._alarm_at = Now(NEVER, NEVER)
+        self._tick = max(1, min(SECOND, settings.commit_timeout // 10))
+        self._late = False
+        self._recovered = False
+        self._closing = False
+        self._hopeless = False
+        self._progress = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        """Whether calls are taken: it leads, and the store keeps up."""
+        return self._recovered and not self._late and not self._ended.is_set()
+
+    async def recover(self) -> None:
+        """Loads what the store holds and makes durable what that changes; comes before `run`.
+
+        Raises:
+            Unavailable: The store can't be read.
+            Fenced: Another leadership has begun.
+            Rejected: The store refuses what recovery has to write.
+        """
+        horizon = self.clock.now().wall - self._settings.retention
+        chunks = [chunk async for chunk in self.store.recover(self.leadership, horizon)]
+        now = self._read_clock()
+        self._note(self._engine.restore(chunks, now), now)
+        self._own.clear()
+        try:
+            while self._write_on(now) or self._writer.busy:
+                await self._bell.wait()
+                self._bell.clear()
+                self._release(self._take_durable())
+        finally:
+            await self._writer.abandon()
+        self._recovered = True
+
+    async def run(self) -> Ending:
+        """Serves until it is stopped or its leadership ends.
+
+        An error that nobody foresaw is raised, after everything was torn down.
+        """
+        assert self._recovered, "recover comes first"
+        ending: Ending | None = None
+        try:
+            while not self._is_done():
+                await self._rest()
+                self._turn()
+            ending = Ending.STOPPED
+        except Fenced as error:
+            log.warning("leadership lost: %s", error, extra={"action": "leadership_lost"})
+            ending = Ending.FENCED
+        except Rejected as error:
+            _log_rejected(error)
+            ending = Ending.REJECTED
+        finally:
+            await self._leave(ending)
+        return ending
+
+    async def stop(self, grace: Duration) -> None:
+        """Stops in order: no attempt starts, running ones may report, then the last commit.
+
+        Until the running attempts have reported or the grace is over, every call is answered.
+
+        Args:
+            grace: How long running attempts are waited for, nanoseconds.
+        """
+        self.inbox.tell(DispatchStopped())
+        self.sessions.shutdown("the server is shutting down", not_leader=False)
+        deadline = after(self.clock.now(), grace)
+        await within(self.clock, deadline, self._attempts_ended())
+        self._closing = True
+        self.inbox.refuse_new(STOPPING)
+        self.sessions.close(STOPPING)
+        self._bell.set()
+        latest = max(deadline.mono, self.clock.now().mono + LAST_COMMIT)
+        if not await within(self.clock, Now(NEVER, latest), self._ended.wait()):
+            self._hopeless = True
+            self._bell.set()
+            await self._ended.wait()
+
+    async def _attempts_ended(self) -> None:
+        while not self._ended.is_set():
+            self._progress.clear()
+            try:
+                view = await self.inbox.ask(SnapshotQuery)
+            except Refused:
+                view = None
+            if isinstance(view, SnapshotView) and view.running == 0:
+                return
+            await self._progress.wait()
+
+    # --- the loop --------------------------------------------------------------------------------
+
+    def _is_done(self) -> bool:
+        if not self._closing:
+            return False
+        waiting = len(self.inbox) or len(self._lookups) or self._made or len(self._forming)
+        return self._hopeless or not (waiting or self._writer.busy)
+
+    async def _rest(self) -> None:
+        """Waits for something to do, and then one turn more, so that what comes with it joins."""
+        if not self._bell.is_set():
+            self._arm()
+            await self._bell.wait()
+        await asyncio.sleep(0)
+        self._bell.clear()
+
+    def _arm(self) -> None:
+        """Sees to it that the bell rings when the engine wants to be woken."""
+        at = Now(NEVER, NEVER) if self._is_full() else self._wake_at
+        if self._writer.busy or len(self._lookups):
+            at = Now(at.wall, min(at.mono, self.clock.now().mono + self._tick))
+        have = self._alarm_at
+        if self._alarm is not None:
+            if have.mono <= at.mono and have.wall <= at.wall:
+                return
+            self._alarm.cancel()
+            self._alarm = None
+        if at.mono != NEVER or at.wall != NEVER:
+            self._alarm_at = at
+            self._alarm = self.clock.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._bell.set()
+
+    def _turn(self) -> None:
+        now = self._read_clock()
+        durable = self._take_durable()
+        self._write_on(now)
+        self._release(durable)
+        self._judge_store(now)
+        self._step(now)
+        self._write_on(now)
+
+    def _read_clock(self) -> Now:
+        now = self.clock.now()
+        if self.clock.set_backs != self._set_backs:
+            self._set_backs = self.clock.set_backs
+            self._own.insert(0, ClockSet())
+        return now
+
+    def _step(self, now: Now) -> None:
+        """Runs what has arrived through the engine, if there is anything or its time has come."""
+        if self._is_full():
+            events = self.inbox.drain_heartbeats()
+            if not events:
+                return
+        else:
+            events = self._lookups.sift(self.inbox.drain(self._settings.step_tasks_max))
+            if len(self.inbox):
+                self._bell.set()
+        if self._released:
+            self._own.append(Released(self._released))
+            self._released = 0
+        if self._own:
+            events = self._own + events
+            self._own = []
+        wake = self._wake_at
+        if events or wake.mono <= now.mono or wake.wall <= now.wall:
+            self._note(self._engine.step(events, now), now)
+
+    def _note(self, step: Step, now: Now) -> None:
+        """Keeps what a step wants written and released."""
+        if step.mutations:
+            self._forming.add(step.mutations)
+        if step.effects:
+            self._made.append(_Made(step.number, step.effects, now.mono))
+        self._wake_at = step.wake_at
+
+    def _is_full(self) -> bool:
+        settings, batch = self._settings, self._forming
+        return len(batch) >= settings.batch_mutations_max or batch.size >= settings.batch_bytes_max
+
+    def _write_on(self, now: Now) -> bool:
+        """Sends what has formed on its way, if the way is free; whether something was sent."""
+        if self._writer.busy:
+            return False
+        batch: Batch | None = self._forming
+        if len(self._forming):
+            self._forming = Batch(self._forming.position + 1)
+        elif self._made:
+            batch = None
+        else:
+            return False
+        self._covered, self._made = self._made, []
+        self._writer.begin(batch, now.mono)
+        return True
+
+    def _take_durable(self) -> list[_Made]:
+        """Takes the steps that have just become durable.
+
+        Raises:
+            Fenced: Another leadership has begun.
+            Rejected: The store will never take this batch.
+        """
+        if not self._writer.is_decided():
+            return []
+        covered = self._covered
+        batch = self._writer.take()
+        self._covered = []
+        if batch is not None:
+            self.watchers.advance(batch.position)
+            self._progress.set()
+        return covered
+
+    def _release(self, durable: list[_Made]) -> None:
+        release = self._outbox.release
+        for made in durable:
+            if release(made.effects):
+                self._released = made.number
+        if self._released:
+            self._bell.set()
+
+    # --- a store that is late --------------------------------------------------------------------
+
+    def _judge_store(self, now: Now) -> None:
+        """Refuses callers that waited too long, and all new ones while the store is that late."""
+        waits = self._writer.waits_since(now.mono)
+        late = waits >= self._settings.commit_timeout
+        if late != self._late:
+            self._late = late
+            self._own.append(DispatchRested(late))
+            if not self._closing:
+                self.inbox.refuse_new(STORE_LATE if late else None)
+            if late:
+                log.error("the store is late", extra={"action": "store_late"})
+            else:
+                log.warning("the store has caught up", extra={"action": "store_recovered"})
+        if waits >= self._tick or len(self._lookups):
+            self.inbox.refuse_older(now.mono, self._settings.commit_timeout, self._answered())
+
+    def _answered(self) -> Iterable[tuple[int, Instant]]:
+        """Calls whose answers wait for the store, with the instant of the answer."""
+        for made in (*self._covered, *self._made):
+            for call in awaited_calls(made.effects):
+                yield call, made.at
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    async def _leave(self, ending: Ending | None) -> None:
+        """Lets go of everything: callers, watchers, workers, the leadership, the engine."""
+        refusal = STOPPING if ending is Ending.STOPPED else NOT_LEADER
+        answered = [call for call, _ in self._answered()]
+        self.inbox.close(refusal, answered)
+        self.watchers.close(refusal)
+        self.sessions.close(refusal)
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if ending is not Ending.STOPPED:
+            self.sessions.shutdown("this server leads no more", not_leader=True)
+        await self._writer.abandon()
+        await self._lookups.abandon()
+        if ending is not Ending.FENCED:
+            await within(self.clock, after(self.clock.now(), LAST_COMMIT), self._give_up_term())
+        self.sessions.shutdown("the server has stopped", not_leader=True)
+        self._engine.close()
+        self._progress.set()
+        self._ended.set()
+
+    async def _give_up_term(self) -> None:
+        try:
+            await self.store.release_leadership(self.leadership)
+        except StoreError as error:
+            log.warning(
+                "the leadership could not be released, it runs out by itself: %s",
+                error,
+                extra={"action": "leadership_lost"},
+            )
+
+
+def _log_rejected(error: Rejected) -> None:
+    log.error(
+        "the store refused a batch for good: %s",
+        error,
+        extra={
+            "action": "store_rejected",
+            "mutation": error.kind,
+            "task_id": error.task_id,
+            "column": error.column,
+        },
+    )
