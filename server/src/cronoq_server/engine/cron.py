@@ -8,7 +8,7 @@ Rules a change must keep:
    months gone by, never with the occurrences in them.
 4. Every range of instants includes both ends.
 
-The rules on clock changes are SC-20 to SC-28 of docs/spec/schedules.md, on catching up SC-40 to SC-47.
+Rules by number are in docs/spec/schedules.md: clock changes SC-20 to SC-28, catching up SC-40 on.
 This module does not know what an occurrence creates, nor what may overlap.
 """
 
