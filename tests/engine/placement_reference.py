@@ -1,4 +1,4 @@
-"""The definition of dispatch order, written down as plainly as possible: O(n) per choice, no memory.
+"""The definition of dispatch order, as plainly as possible: O(n) per choice, no memory.
 
 The fast structures of `cronoq_server.engine.placement` must start the same tasks in the same order
 on equally versatile workers. Which of several equally versatile sessions is taken is followed, not
@@ -182,9 +182,7 @@ class Reference:
 
     # The definition
 
-    def run(
-        self, wall: int, mono: int, chosen: list[tuple[int, int]]
-    ) -> list[tuple[RefTask, int]]:
+    def run(self, wall: int, mono: int, chosen: list[tuple[int, int]]) -> list[tuple[RefTask, int]]:
         """Starts what can start, following `chosen` among equally versatile sessions."""
         self._chosen = iter(chosen)
         started: list[tuple[RefTask, int]] = []

@@ -146,7 +146,8 @@ class World:
 
     def _make(self, since: int) -> tuple[Waiting, RefTask]:
         chance = self.chance
-        labels, kind = (), "a"
+        labels: tuple[str, ...] = ()
+        kind = "a"
         if self.has_labels and chance.random() < 0.6:
             labels = tuple(label for label in LABELS if chance.random() < 0.3)
         if self.has_kinds:

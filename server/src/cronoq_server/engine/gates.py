@@ -7,7 +7,7 @@ slot, and none of the accounts is closed.
 
 Rules a change must keep:
 
-- `open_bits` has exactly the open gates; it is computed anew only when it is stale.
+- `open_bits` has exactly the open gates: whoever changes slots or accounts calls `refresh`.
 - A profile that splits a gate (some of its demands fit, others do not) makes all gates anew, and
   `must_remask` says that the masks of all lines are wrong until they are built anew.
 - Demands nobody uses are kept for a while, then dropped with their gates, so that kinds and
@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .lines import UnionTree
-from .resources import Needs, Resource, Resources
-from .roster import HELD_BIT, Profile, Roster
+from cronoq_server.engine.lines import UnionTree
+from cronoq_server.engine.resources import Needs, Resource, Resources
+from cronoq_server.engine.roster import HELD_BIT, Profile, Roster
 
 IDLE_DEMANDS_MAX = 256
 
@@ -63,9 +63,7 @@ class Gate:
 
     __slots__ = ("accounts", "avoid", "bit", "demands", "fits", "index")
 
-    def __init__(
-        self, index: int, fits: int, avoid: int, accounts: tuple[Resource, ...]
-    ) -> None:
+    def __init__(self, index: int, fits: int, avoid: int, accounts: tuple[Resource, ...]) -> None:
         self.index = index
         self.bit = 1 << index
         self.fits = fits
@@ -89,10 +87,9 @@ class Gates:
         self._account_bits: list[int] = []  # gates behind each account, by its place here
         self._account_spare: list[int] = []
         self._shut = UnionTree()
-        self._open_bits = 0
+        self.open_bits = 0  # the gates that are open
         self._connected = 0
         self._connected_bits = 0
-        self.is_stale = True
         self.must_remask = False
 
     @property
@@ -102,19 +99,6 @@ class Gates:
 
     def __iter__(self) -> Iterator[Demand]:
         return iter(self._demands.values())
-
-    @property
-    def open_bits(self) -> int:
-        """The gates that are open."""
-        if self.is_stale:
-            self.is_stale = False
-            bits = self._roster.reach.root
-            for gate in self._picky:
-                free = gate.fits & self._roster.free
-                if free and self._roster.without(free, gate.avoid):
-                    bits |= gate.bit
-            self._open_bits = bits & ~self._shut.root
-        return self._open_bits
 
     @property
     def connected_bits(self) -> int:
@@ -134,6 +118,15 @@ class Gates:
     def has_picky(self) -> bool:
         """True if a gate passes a session over, so that every slot counts."""
         return bool(self._picky)
+
+    def refresh(self) -> None:
+        """Works out anew which gates are open, after slots or accounts changed."""
+        bits = self._roster.reach.root
+        for gate in self._picky:
+            free = gate.fits & self._roster.free
+            if free and self._roster.without(free, gate.avoid):
+                bits |= gate.bit
+        self.open_bits = bits & ~self._shut.root
 
     def find(self, key: _Key) -> Demand:
         """Returns the demand of that key with one more user."""
@@ -186,7 +179,7 @@ class Gates:
                     profile.index, self._roster.reaches[profile.index] | gate.bit
                 )
         self._connected = 0
-        self.is_stale = True
+        self.refresh()
 
     def refit(self) -> None:
         """Makes all gates anew: a profile split one, or a resource changed its size."""
@@ -199,7 +192,8 @@ class Gates:
         self._picky = []
         for demand in self._demands.values():
             self._enter(demand)
-        self.is_stale = self.must_remask = True
+        self.must_remask = True
+        self.refresh()
 
     def check_sizes(self) -> None:
         """Looks again at which demands ask for more than their accounts can ever hold."""
@@ -210,7 +204,7 @@ class Gates:
         """Shuts or opens the gates of all demands that want some of an account."""
         place = account.users[self._pool]
         self._shut.set(place, self._account_bits[place] if closed else 0)
-        self.is_stale = True
+        self.refresh()
 
     def _make(self, key: _Key) -> Demand:
         demand = Demand(self._pool, key, self._resources.needs(key[2]))
@@ -252,7 +246,7 @@ class Gates:
             self._account_bits[place] |= gate.bit
             if account.closed:
                 self._shut.set(place, self._account_bits[place])
-        self.is_stale = True
+        self.refresh()
         return gate
 
     def _leave(self, demand: Demand) -> None:
@@ -264,7 +258,7 @@ class Gates:
             self._spare.append(gate.index)
             if gate.avoid != NOBODY:
                 self._picky.remove(gate)
-            self.is_stale = True
+            self.refresh()
 
     def _drop_bits(self, gate: Gate) -> None:
         self._connected = 0

@@ -11,12 +11,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from .gates import Gates
-from .holds import Holds
-from .lines import Line, Patients
-from .resources import Resources
-from .roster import Roster
-from .turns import Turns
+from cronoq_server.engine.gates import Gates
+from cronoq_server.engine.holds import Holds
+from cronoq_server.engine.lines import Line, Patients
+from cronoq_server.engine.resources import Resources
+from cronoq_server.engine.roster import Roster
+from cronoq_server.engine.turns import Turns
 
 PRIORITIES = (1, 2, 3, 4)  # critical, high, normal, low
 

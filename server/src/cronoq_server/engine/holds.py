@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .roster import Roster, Session
+from cronoq_server.engine.roster import Roster, Session
 
 if TYPE_CHECKING:
-    from .placement import Waiting
+    from cronoq_server.engine.placement import Waiting
 
 
 class Hold:
@@ -89,9 +89,8 @@ class Holds:
             for hold in self._waiting:
                 demand = hold.task.demand
                 if demand.fits & self._roster.free:
-                    session = self._roster.choose(demand.fits)
+                    session = self._roster.take(demand.fits)
                     session.held += 1
-                    self._roster.use(session)
                     session.told += 1
                     hold.session = session
                     served.append(hold.task)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .urgency import FOREVER, piece
+from cronoq_server.engine.urgency import FOREVER, piece
 
 if TYPE_CHECKING:
-    from .placement import Waiting
+    from cronoq_server.engine.placement import Waiting
 
-_EXPIRED = -1
+_EXPIRED = -FOREVER
 _EMPTY = -1
 
 

@@ -21,12 +21,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
-from .kinetic import Tournament
-from .urgency import score
+from cronoq_server.engine.kinetic import Tournament
+from cronoq_server.engine.urgency import score
 
 if TYPE_CHECKING:
-    from .gates import Gate
-    from .placement import Waiting
+    from cronoq_server.engine.gates import Gate
+    from cronoq_server.engine.placement import Waiting
 
 # Values of `Waiting.p_at` that are no place in a line.
 OUT = -1
@@ -35,6 +35,7 @@ BACK = -3
 HOT = -4
 
 BACK_MAX = 256
+_NEVER = -(1 << 100)  # before any instant
 _SLACK = 64
 _CHOP_MIN = 1 << 16
 
@@ -103,8 +104,8 @@ class Line:
         self.base = 0  # place of tasks[0]
         self.head = 0  # nobody stands before this index
         self.live = 0  # tasks in the list, without `back`
-        self.last = -1  # since and id of the last one appended
-        self.last_id = -1
+        self.last = _NEVER  # since and id of the last one appended
+        self.last_id = 0
         self.masked = masked
         self.back: list[tuple[int, int, Waiting]] = []
         self.hot: dict[Gate, Tournament] = {}
@@ -145,6 +146,11 @@ class Line:
         if self.masked:
             self.root |= gate.bit
 
+    @property
+    def is_plain(self) -> bool:
+        """True if the tasks stand in one list in their order, all behind one gate."""
+        return not (self.masked or self.hot or self.back)
+
     def line_of(self, _task: Waiting) -> Line:
         """Returns the line a task stands in: this one."""
         return self
@@ -179,7 +185,12 @@ class Line:
             if self.back:
                 found = self._earlier(self.back[0][2], found)
         elif self.root & open_bits:
-            found = self._search(open_bits) if self.live else None
+            found = None
+            if self.live:
+                found = self.tasks[self.head]
+                assert found is not None
+                if not (found.p_via or found.demand).gate.bit & open_bits:
+                    found = self._search(open_bits)
             for _, _, task in self.back:
                 if (task.p_via or task.demand).gate.bit & open_bits:
                     found = self._earlier(task, found)
@@ -248,20 +259,34 @@ class Line:
         for tournament in self.hot.values():
             tournament.reset()
 
-    def _vacate(self, index: int) -> None:
-        tasks = self.tasks
-        tasks[index] = None
-        live = self.live = self.live - 1
-        if not live:
+    def advance(self, index: int, taken: int) -> None:
+        """Is told that the first `taken` tasks, all before `index`, were taken out."""
+        self.live -= taken
+        if not self.live:
             self._reset()
-        elif index == self.head:
-            head = index + 1
-            while tasks[head] is None:
-                head += 1
-            self.head = head
-            if head >= _CHOP_MIN and head + head > len(tasks):
-                self._chop()
-        if len(self.tasks) > 5 * live + _SLACK:
+            return
+        tasks = self.tasks
+        while tasks[index] is None:
+            index += 1
+        self.head = index
+        self._shrink()
+
+    def _vacate(self, index: int) -> None:
+        self.tasks[index] = None
+        if index == self.head:
+            self.advance(index, 1)
+            return
+        self.live -= 1
+        if not self.live:
+            self._reset()
+        else:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        head, length = self.head, len(self.tasks)
+        if head >= _CHOP_MIN and head + head > length:
+            self._chop()
+        elif length > 5 * self.live + _SLACK:
             self._rebuild([task for task in self.tasks if task is not None])
 
     def _cool(self) -> list[Waiting]:
@@ -315,7 +340,8 @@ class Line:
     def _reset(self) -> None:
         self.tasks = []
         self.base = self.head = 0
-        self.last = self.last_id = -1
+        self.last = _NEVER
+        self.last_id = 0
         self._m1, self._m2, self._m3 = [], [], []
         if self.masked:
             self._tighten_root()

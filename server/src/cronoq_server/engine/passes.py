@@ -11,10 +11,10 @@ pass begins with it if all is there. Without them, several scarce things never c
 
 Rules a change must keep:
 
-- Within a pass gates only close, so the best task of a queue stays the best while its gate is open.
-  When it closes, the next one of a line ranks lower, the one of the next tenant perhaps higher.
-- A hall may be forgotten (`is_dirty` False) only after a pass in which nobody was short of anything:
-  then nothing in it can start before a slot, an account or a task comes.
+- Within a pass gates only close, so the best task of a queue stays the best while its gate is
+  open. When it closes, the next one of a line ranks lower, that of the next tenant maybe higher.
+- A hall may be forgotten (`is_dirty` False) only after a pass in which nobody was short of
+  anything: then nothing in it can start before a slot, an account or a task comes.
 - A closed account has less than one permit or token, or is claimed.
 """
 
@@ -23,15 +23,15 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, TypeAlias
 
-from .gates import HOLDER, NOBODY, Demand
-from .halls import PRIORITIES, Hall, Queue
-from .lines import HOT, OUT, STARTED
-from .resources import Needs, Resource, Resources
-from .urgency import SECOND, score
+from cronoq_server.engine.gates import HOLDER, NOBODY, Demand
+from cronoq_server.engine.halls import PRIORITIES, Hall, Queue
+from cronoq_server.engine.lines import HOT, OUT, STARTED, Line
+from cronoq_server.engine.resources import Needs, Resource, Resources
+from cronoq_server.engine.urgency import SECOND, score
 
 if TYPE_CHECKING:
-    from .openings import Openings
-    from .placement import Waiting
+    from cronoq_server.engine.openings import Openings
+    from cronoq_server.engine.placement import Waiting
 
 ELDER_AGE = 60 * SECOND
 
@@ -186,7 +186,9 @@ class Passes:
             hall = stand.hall
             gates = hall.gates
             demand = task.p_via or task.demand
-            if demand.gate.bit & gates.open_bits and not (
+            if not demand.needs and stand.queue.is_plain and not len(hall.holds):
+                self._start_many(heap, wall, started)
+            elif demand.gate.bit & gates.open_bits and not (
                 demand.needs and self._claim(demand.needs, (negative_score, since, number), mono)
             ):
                 self._start(task, demand, hall, started)
@@ -199,6 +201,38 @@ class Passes:
                 heapreplace(heap, (*_rank(following, wall), following, stand))
             for other in fair:
                 self._check_turn(other, heap, wall)
+
+    def _start_many(self, heap: list[_Candidate], wall: int, started: Started) -> None:
+        """Starts tasks from the head of the best line while they are the best.
+
+        They want nothing but a slot and stand behind one gate.
+        """
+        task, stand = heap[0][3:]
+        line = stand.queue
+        assert isinstance(line, Line)
+        hall = stand.hall
+        roster = hall.roster
+        fits = task.demand.gate.fits
+        rival = min(heap[1:3])[:3] if len(heap) > 1 else None
+        tasks = line.tasks
+        index = line.head
+        count = len(started)
+        while fits & roster.free and index < len(tasks):
+            following = tasks[index]
+            if following is not None:
+                if rival is not None and _rank(following, wall) > rival:
+                    break
+                session = roster.take(fits)
+                tasks[index] = None
+                following.p_at = STARTED
+                if following.p_rush is not None:
+                    following.p_rush = None
+                    self._openings.drop()
+                started.append((following, session.number))
+            index += 1
+        if len(started) > count:
+            line.advance(index, len(started) - count)
+        hall.gates.refresh()
 
     def _candidates(self, wall: int) -> tuple[list[_Candidate], list[_Stand]]:
         """Returns the best task of each class of each hall that may give something, as a heap.
@@ -312,9 +346,9 @@ class Passes:
         else:
             if len(hall.holds):
                 hall.holds.drop(task)
-            session = roster.choose(demand.gate.fits, None if avoid == NOBODY else avoid)
-            if roster.use(session) or hall.gates.has_picky:
-                hall.gates.is_stale = True
+            session = roster.take(demand.gate.fits, None if avoid == NOBODY else avoid)
+            if not session.free or hall.gates.has_picky:
+                hall.gates.refresh()
         needs = demand.needs
         self.leave(task, hall)
         task.p_at = STARTED

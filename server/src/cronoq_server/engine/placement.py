@@ -21,14 +21,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from .gates import HOLDER, NOBODY, Demand
-from .halls import Hall, PoolRules
-from .lines import HOT, OUT, STARTED
-from .openings import Openings
-from .passes import Passes, is_waiting
-from .resources import Resources
-from .roster import Session
-from .urgency import Rush, rush_of
+from cronoq_server.engine.gates import HOLDER, NOBODY, Demand
+from cronoq_server.engine.halls import Hall, PoolRules
+from cronoq_server.engine.lines import HOT, OUT, STARTED
+from cronoq_server.engine.openings import Openings
+from cronoq_server.engine.passes import Passes, is_waiting
+from cronoq_server.engine.resources import Resources
+from cronoq_server.engine.roster import Session
+from cronoq_server.engine.urgency import Rush, rush_of
 
 __all__ = ["Demand", "Placement", "PoolRules", "Waiting"]
 
@@ -176,7 +176,7 @@ class Placement:
             self._passes.touch(hall)
         found.told = free
         if hall.roster.set_free(found, free - found.held) or hall.gates.has_picky:
-            hall.gates.is_stale = True
+            hall.gates.refresh()
         if len(hall.holds):
             self._serve_holds(hall, lost)
 
@@ -197,7 +197,7 @@ class Placement:
             latest_start: Wall instant, ns, by which it should start; None without a deadline.
             expected_ns: Expected duration, ns; fixed from here on.
         """
-        assert task.p_at < 0 and not is_waiting(task), task.id
+        assert task.p_at == OUT, task.id
         hall = self._halls[task.demand.pool]
         if hall.turns:
             task.p_cost = expected_ns
@@ -305,7 +305,7 @@ class Placement:
         """Ends the hold of a task, if it has one; it stays in line like any other."""
         hall = self._halls[task.demand.pool]
         if hall.holds.drop(task):
-            hall.gates.is_stale = True
+            hall.gates.refresh()
         self._passes.touch(hall)
         self._serve_holds(hall, [task])
 
@@ -358,7 +358,7 @@ class Placement:
         """Gives free slots to holds that wait, and moves tasks in line whose hold changed."""
         served = hall.holds.serve()
         if served:
-            hall.gates.is_stale = True
+            hall.gates.refresh()
         for task in [*changed, *served]:
             if not is_waiting(task):
                 continue

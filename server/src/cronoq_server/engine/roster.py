@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from .lines import UnionTree
+from cronoq_server.engine.lines import UnionTree
 
 HELD = 0
 HELD_BIT = 1
@@ -71,18 +71,6 @@ class Profile:
             return queue[0]
         return next(each for each in queue if each.free and each.number != avoid)
 
-    def served(self, session: Session) -> None:
-        """Puts a session that was just given a task behind the others."""
-        queue = self.queue
-        if queue[0] is session:
-            queue.popleft()
-        else:
-            queue.remove(session)
-        if session.free:
-            queue.append(session)
-        else:
-            session.is_queued = False
-
     def is_free_without(self, avoid: int) -> bool:
         """Returns True if a session other than `avoid` has a free slot."""
         if self.ready != 1:
@@ -104,7 +92,16 @@ class Tier:
 class Roster:
     """The sessions of one pool."""
 
-    __slots__ = ("_by_traits", "_tiers", "connected", "free", "members", "profiles", "reach", "reaches")
+    __slots__ = (
+        "_by_traits",
+        "_tiers",
+        "connected",
+        "free",
+        "members",
+        "profiles",
+        "reach",
+        "reaches",
+    )
 
     def __init__(self) -> None:
         self.profiles: list[Profile | None] = [None]  # HELD
@@ -178,8 +175,11 @@ class Roster:
             self.reach.set(index, bits)
 
     def set_free(self, session: Session, free: int) -> bool:
-        """Sets how many slots anybody may use; returns True if the session's state changed
-        between none and some."""
+        """Sets how many slots of a session anybody may use.
+
+        Returns:
+            True if it had none and has some now, or the other way round.
+        """
         before = session.free
         session.free = free
         if bool(before) == bool(free):
@@ -200,17 +200,34 @@ class Roster:
                 self.reach.set(profile.index, 0)
         return True
 
-    def use(self, session: Session) -> bool:
-        """Takes one free slot; returns True if the session has none left."""
-        free = session.free - 1
-        ended = False
-        if free:
-            session.free = free
-        else:
-            ended = self.set_free(session, 0)
+    def take(self, fits: int, avoid: int | None = None) -> Session:
+        """Takes a slot of the session that gets a task which fits these profiles.
+
+        The caller knows that there is one with a free slot, other than `avoid`.
+        """
+        candidates = fits & self.free
+        if avoid is not None:
+            candidates = self.without(candidates, avoid)
+        if candidates & (candidates - 1):
+            candidates = self._turn(candidates)
+        profile = self.profiles[candidates.bit_length() - 1]
+        assert profile is not None
+        profile.tier.last = profile.index
+        queue = profile.queue
+        session = queue[0]
+        if not session.free or session.number == avoid:
+            session = profile.next_session(avoid)
         session.told -= 1
-        session.profile.served(session)
-        return ended
+        if session.free > 1:
+            session.free -= 1
+        else:
+            self.set_free(session, 0)
+        if queue[0] is session:
+            queue.rotate(-1)
+        else:
+            queue.remove(session)
+            queue.append(session)
+        return session
 
     def forget(self, session: Session) -> None:
         """Removes a session whose slots were set to 0."""
@@ -223,26 +240,15 @@ class Roster:
             session.is_queued = False
             profile.queue.remove(session)
 
-    def choose(self, fits: int, avoid: int | None = None) -> Session:
-        """Returns the session that gets a task which fits these profiles.
-
-        The caller knows that there is one with a free slot, other than `avoid`.
-        """
-        candidates = fits & self.free
-        if avoid is not None:
-            candidates = self.without(candidates, avoid)
-        if candidates & (candidates - 1):
-            for tier in self._tiers:
-                equals = candidates & tier.bits
-                if equals:
-                    later = equals >> tier.last + 1 << tier.last + 1
-                    candidates = later or equals
-                    candidates &= -candidates
-                    break
-        profile = self.profiles[candidates.bit_length() - 1]
-        assert profile is not None
-        profile.tier.last = profile.index
-        return profile.next_session(avoid)
+    def _turn(self, candidates: int) -> int:
+        """Returns the bit of the least versatile profile whose turn it is."""
+        for tier in self._tiers:
+            equals = candidates & tier.bits
+            if equals:
+                later = equals >> tier.last + 1 << tier.last + 1
+                candidates = later or equals
+                break
+        return candidates & -candidates
 
     def without(self, bits: int, avoid: int) -> int:
         """Drops the profiles in which only `avoid` has a free slot."""

@@ -14,45 +14,50 @@ Rules a change must keep:
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Mapping
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from .lines import Line
+from cronoq_server.engine.lines import Line
 
 if TYPE_CHECKING:
-    from .placement import Waiting
+    from cronoq_server.engine.placement import Waiting
 
 BLOCK_MAX = 32
 COST_MIN = 1_000_000  # ns; nobody runs for free
 _FINENESS = 20  # bits of virtual time below a nanosecond
 
+_Key: TypeAlias = tuple[int, int]
+
 
 class _Seat:
-    __slots__ = ("block", "is_listed", "line", "number", "tag", "tenant", "weight")
+    """A tenant; `key` is (tag, number by first appearance), `block` None without waiting tasks."""
 
-    def __init__(self, tenant: str, number: int, weight: int, line: Line) -> None:
+    __slots__ = ("block", "is_listed", "key", "line", "tenant", "weight")
+
+    def __init__(self, tenant: str, key: _Key, weight: int, line: Line) -> None:
         self.tenant = tenant
-        self.number = number
+        self.key = key
         self.weight = weight
         self.line = line
-        self.tag = 0
-        self.block: _Block | None = None  # None without waiting tasks
-        self.is_listed = False  # among the idle ones, with this very tag
-
-    def __lt__(self, other: _Seat) -> bool:
-        return (self.tag, self.number) < (other.tag, other.number)
+        self.block: _Block | None = None
+        self.is_listed = False  # among the idle ones, with this very key
 
 
 class _Block:
-    __slots__ = ("mask", "seats")
+    """Some seats in order; `mask` has at least the bits of their lines."""
 
-    def __init__(self, seats: list[_Seat]) -> None:
+    __slots__ = ("keys", "mask", "seats")
+
+    def __init__(self, keys: list[_Key], seats: list[_Seat]) -> None:
+        self.keys = keys
         self.seats = seats
         self.mask = 0
+        self.unite()
 
     def unite(self) -> None:
+        """Makes the mask exact as far as the lines are."""
         mask = 0
         for seat in self.seats:
             mask |= seat.line.root
@@ -71,14 +76,19 @@ class Turns:
         self._default_weight = default_weight
         self._seats: dict[str, _Seat] = {}
         self._blocks: list[_Block] = []
-        self._lasts: list[_Seat] = []  # the last seat of each block
-        self._idle: list[tuple[int, int, str]] = []  # (tag, number, tenant) ahead of the time
+        self._lasts: list[_Key] = []  # of each block
+        self._idle: list[tuple[_Key, str]] = []  # tenants without tasks, ahead of the time
         self._time = 0
         self._numbers = 0
         self.live = 0
 
     def __len__(self) -> int:
         return self.live
+
+    @property
+    def is_plain(self) -> bool:
+        """Never True: tenants take turns."""
+        return False
 
     def lines(self) -> tuple[Line, ...]:
         """Returns the line of every tenant that is known."""
@@ -130,16 +140,24 @@ class Turns:
     def charge(self, task: Waiting) -> None:
         """Moves the tag of a tenant on, whose task is about to start."""
         seat = self._seats[task.demand.tenant]
-        self._unseat(seat)
-        self._time = max(seat.tag, self._time)
-        cost = (max(task.p_cost, COST_MIN) << _FINENESS) // seat.weight
-        seat.tag = self._time + max(cost, 1)
+        tag, number = seat.key
+        now = self._time
+        if tag > now:
+            now = self._time = tag
+        expected = task.p_cost
+        cost = ((expected if expected > COST_MIN else COST_MIN) << _FINENESS) // seat.weight
+        key = (now + (cost or 1), number)
+        if len(self._lasts) == 1 and len(self._blocks[0].keys) == 1:
+            seat.key = self._lasts[0] = self._blocks[0].keys[0] = key
+        else:
+            self._unseat(seat)
+            seat.key = key
+            self._sit(seat)
         seat.is_listed = False
-        self._sit(seat)
-        while self._idle and self._idle[0][0] <= self._time:
-            tag, number, tenant = heappop(self._idle)
+        while self._idle and self._idle[0][0][0] <= now:
+            key, tenant = heappop(self._idle)
             idle = self._seats.get(tenant)
-            if idle is not None and (idle.tag, idle.number) == (tag, number):
+            if idle is not None and idle.key == key:
                 idle.is_listed = False
                 self._retire(idle)
 
@@ -165,11 +183,12 @@ class Turns:
 
     def _seat_of(self, tenant: str) -> _Seat:
         seat = self._seats.get(tenant)
-        if seat is not None and (seat.block is not None or seat.tag > self._time):
+        if seat is not None and (seat.block is not None or seat.key[0] > self._time):
             return seat
         self._numbers += 1
         weight = self._weights.get(tenant, self._default_weight)
-        seat = _Seat(tenant, self._numbers, weight, Line(self._masked))
+        line = Line(self._masked) if seat is None else seat.line
+        seat = _Seat(tenant, (self._time, self._numbers), weight, line)
         self._seats[tenant] = seat
         return seat
 
@@ -177,7 +196,6 @@ class Turns:
         self.live += 1
         block = seat.block
         if block is None:
-            seat.tag = max(seat.tag, self._time)
             self._sit(seat)
         elif self._masked:
             block.mask |= (task.p_via or task.demand).gate.bit
@@ -186,50 +204,61 @@ class Turns:
         """Forgets a tenant without tasks, now or when the time has caught up with its tag."""
         if seat.block is not None:
             return
-        if seat.tag <= self._time:
+        if seat.key[0] <= self._time:
             del self._seats[seat.tenant]
         elif not seat.is_listed:
             seat.is_listed = True
-            heappush(self._idle, (seat.tag, seat.number, seat.tenant))
+            heappush(self._idle, (seat.key, seat.tenant))
 
     def _sit(self, seat: _Seat) -> None:
-        at = bisect_left(self._lasts, seat)
-        if at == len(self._lasts):
-            if not at:
-                seat.block = _Block([seat])
-                seat.block.unite()
-                self._blocks.append(seat.block)
-                self._lasts.append(seat)
-                return
-            at -= 1
-        block = self._blocks[at]
-        insort(block.seats, seat)
+        key = seat.key
+        lasts = self._lasts
+        if not lasts:
+            seat.block = _Block([key], [seat])
+            self._blocks.append(seat.block)
+            lasts.append(key)
+            return
+        if key > lasts[-1]:
+            at = len(lasts) - 1
+            block = self._blocks[at]
+            block.keys.append(key)
+            block.seats.append(seat)
+            lasts[at] = key
+        else:
+            at = bisect_left(lasts, key)
+            block = self._blocks[at]
+            place = bisect_left(block.keys, key)
+            block.keys.insert(place, key)
+            block.seats.insert(place, seat)
         seat.block = block
         block.mask |= seat.line.root
-        if len(block.seats) > BLOCK_MAX:
+        if len(block.keys) > BLOCK_MAX:
             self._split(at)
-        else:
-            self._lasts[at] = block.seats[-1]
 
     def _split(self, at: int) -> None:
         block = self._blocks[at]
-        half = len(block.seats) // 2
-        later = _Block(block.seats[half:])
+        half = len(block.keys) // 2
+        later = _Block(block.keys[half:], block.seats[half:])
+        del block.keys[half:]
         del block.seats[half:]
         for seat in later.seats:
             seat.block = later
         block.unite()
-        later.unite()
         self._blocks.insert(at + 1, later)
-        self._lasts[at : at + 1] = [block.seats[-1], later.seats[-1]]
+        self._lasts[at : at + 1] = [block.keys[-1], later.keys[-1]]
 
     def _unseat(self, seat: _Seat) -> None:
-        at = bisect_left(self._lasts, seat)
+        key = seat.key
+        at = bisect_left(self._lasts, key)
         block = self._blocks[at]
-        del block.seats[bisect_left(block.seats, seat)]
+        keys = block.keys
+        place = 0 if keys[0] == key else bisect_left(keys, key)
+        del keys[place]
+        del block.seats[place]
         seat.block = None
-        if block.seats:
-            self._lasts[at] = block.seats[-1]
+        if keys:
+            if place == len(keys):
+                self._lasts[at] = keys[-1]
         else:
             del self._blocks[at]
             del self._lasts[at]
