@@ -260,6 +260,7 @@ def test_a_calendar_ends_with_the_last_instant_of_64_bits() -> None:
     calendar = calendar_of("0 0 1 1 *")
     assert shown(calendar.upcoming(at("2261-06-01"), 100)) == ["2262-01-01T00:00:00Z"]
     assert calendar.next_after(LAST_INSTANT) is None
+    assert calendar_of("0 0 1 5 *").next_after(at("2262-04-01")) is None
     assert calendar_of("* * * * * *").next_after(LAST_INSTANT - SECOND) is not None
 
 
