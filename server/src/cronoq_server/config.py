@@ -193,11 +193,8 @@ class StoreConfig:
     """`[store]`: where state is kept."""
 
     kind: str = _value(_store_kind, "memory")
-    keep_finished_s: float = _value(_seconds(above_zero=True), 604_800.0)
     retention_s: float = _value(_seconds(), 3600.0)
     commit_timeout_s: float = _value(_seconds(above_zero=True), 30.0)
-    prune_interval_s: float = _value(_seconds(above_zero=True), 60.0)
-    prune_batch: int = _value(_int(1, 100_000), 1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

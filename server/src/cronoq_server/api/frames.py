@@ -35,7 +35,7 @@ from cronoq_server.engine import (
 )
 
 KINDS_MAX = 10_000
-_LEASE_BYTES = 2816
+_LEASE_BYTES = 3584
 _ABORT_BYTES = 64
 _WORST_CHARACTER = 4
 
