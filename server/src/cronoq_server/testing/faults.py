@@ -1,0 +1,290 @@
+"""A clock that is moved by hand, and a store that fails when it is told to.
+
+With both, a test decides what happens when: nothing here waits for real time, and a seed makes
+every fault repeatable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from enum import StrEnum
+
+from cronoq_server.engine.model import SECOND, Duration, Instant, Now
+from cronoq_server.engine.mutations import Output, RecoveredChunk, StoredTask
+from cronoq_server.runtime.clock import Alarm, Clock, SteadyWall
+from cronoq_server.stores.base import (
+    Batch,
+    Capabilities,
+    Fenced,
+    FinishedPage,
+    FinishedQuery,
+    Leadership,
+    Rejected,
+    Store,
+    TimeBase,
+    Unavailable,
+)
+from cronoq_server.testing.builders import EPOCH_START
+
+SETTLE_TURNS = 30
+"""Turns of the event loop in which a driver over a store without input or output comes to rest."""
+
+
+async def settle(turns: int = SETTLE_TURNS) -> None:
+    """Lets everything run that can run without time passing."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+class _ManualAlarm:
+    __slots__ = ("_clock", "at", "ring")
+
+    def __init__(self, clock: ManualClock, at: Now, ring: Callable[[], object]) -> None:
+        self._clock = clock
+        self.at = at
+        self.ring = ring
+
+    def cancel(self) -> None:
+        self._clock.alarms.pop(self, None)
+
+
+class ManualClock(Clock):
+    """Time that passes only when a test says so; a wall that obeys the same rules as a real one.
+
+    Attributes:
+        alarms: What waits for this clock.
+    """
+
+    def __init__(self, wall: Instant = EPOCH_START, mono: Instant = SECOND) -> None:
+        self.alarms: dict[_ManualAlarm, None] = {}
+        self._raw = wall
+        self._mono = mono
+        self._steady = SteadyWall()
+
+    @property
+    def set_backs(self) -> int:
+        """See `Clock.set_backs`."""
+        return self._steady.set_backs
+
+    def now(self) -> Now:
+        """See `Clock.now`."""
+        return Now(self._steady.read(self._raw, self._mono), self._mono)
+
+    def call_at(self, at: Now, ring: Callable[[], object]) -> Alarm:
+        """See `Clock.call_at`."""
+        alarm = _ManualAlarm(self, at, ring)
+        self.alarms[alarm] = None
+        if self._is_due(alarm):
+            asyncio.get_running_loop().call_soon(self._ring_due)
+        return alarm
+
+    def set_wall(self, by: int) -> None:
+        """Somebody sets the wall clock forward, or back (negative), by so many nanoseconds."""
+        self._raw += by
+        self._ring_due()
+
+    async def advance(self, by: Duration) -> None:
+        """Lets time pass, stopping at each alarm on the way until everything has come to rest.
+
+        Args:
+            by: Nanoseconds.
+        """
+        end = self._mono + by
+        await settle()
+        while True:
+            step = min(end - self._mono, self._next_alarm())
+            self._pass(step)
+            self._ring_due()
+            await settle()
+            if self._mono >= end:
+                return
+
+    def _next_alarm(self) -> Duration:
+        """Time until the next alarm; not less than 1 ns. Half speed may make it an early look."""
+        now = self.now()
+        left = [min(a.at.mono - now.mono, a.at.wall - now.wall) for a in self.alarms]
+        return max(1, min(left, default=1 << 62))
+
+    def _pass(self, by: Duration) -> None:
+        self._mono += by
+        self._raw += by
+
+    def _is_due(self, alarm: _ManualAlarm) -> bool:
+        now = self.now()
+        return alarm.at.mono <= now.mono or alarm.at.wall <= now.wall
+
+    def _ring_due(self) -> None:
+        for alarm in [alarm for alarm in self.alarms if self._is_due(alarm)]:
+            if alarm in self.alarms:
+                del self.alarms[alarm]
+                alarm.ring()
+
+
+class Fault(StrEnum):
+    """What becomes of one commit, or of one check."""
+
+    NONE = "none"
+    OUTAGE = "outage"
+    """`Unavailable`, and nothing was written."""
+    LOST_ACK = "lost_ack"
+    """`Unavailable`, though it was written."""
+    FENCED = "fenced"
+    """`Fenced`, and nothing was written."""
+    REJECTED = "rejected"
+    """`Rejected`, and nothing was written."""
+
+
+class FaultyStore:
+    """Another store, with faults in its commits and checks, by script or by seed.
+
+    Attributes:
+        attempts: Positions of all commits that were tried, in order.
+        checks: How many checks were made.
+        committed: Positions of the batches that were written, in order.
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        *,
+        script: Iterable[Fault] = (),
+        seed: int | None = None,
+        rate: float = 0.2,
+    ) -> None:
+        """Wraps a store.
+
+        Args:
+            inner: The store that does the work.
+            script: Faults of the first commits and checks, in order.
+            seed: After the script, passing faults by chance from this seed; None = no faults.
+            rate: How many of them, from 0 to 1.
+        """
+        self.attempts: list[int] = []
+        self.checks = 0
+        self.committed: list[int] = []
+        self._inner = inner
+        self._script = deque(script)
+        self._chance = None if seed is None else random.Random(seed)
+        self._rate = rate
+        self._way_in = asyncio.Event()
+        self._way_out = asyncio.Event()
+        self._way_in.set()
+        self._way_out.set()
+
+    def hold(self) -> None:
+        """From now on commits and checks wait before they do anything, until `let_go`."""
+        self._way_in.clear()
+
+    def hold_answers(self) -> None:
+        """From now on commits and checks are done, but do not answer until `let_go`."""
+        self._way_out.clear()
+
+    def let_go(self) -> None:
+        """Lets everything pass again."""
+        self._way_in.set()
+        self._way_out.set()
+
+    def add_faults(self, *faults: Fault) -> None:
+        """Faults of the next commits and checks."""
+        self._script.extend(faults)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `Store.capabilities`."""
+        return self._inner.capabilities
+
+    async def acquire_leadership(
+        self, holder: str, now: Instant, time_base: TimeBase
+    ) -> Leadership | None:
+        """See `Store.acquire_leadership`."""
+        leadership = await self._inner.acquire_leadership(holder, now, time_base)
+        return None if leadership is None else _FaultyLeadership(self, leadership)
+
+    async def commit(self, leadership: Leadership, batch: Batch) -> None:
+        """See `Store.commit`."""
+        self.attempts.append(batch.position)
+        await self._way_in.wait()
+        fault = self._next_fault()
+        self._fail_before(fault)
+        await self._inner.commit(_inner_term(leadership), batch)
+        if batch.position not in self.committed:
+            self.committed.append(batch.position)
+        await self._way_out.wait()
+        if fault is Fault.LOST_ACK:
+            raise Unavailable("the answer was lost, on purpose")
+
+    async def check(self, leadership: Leadership) -> None:
+        """What `Leadership.check` does."""
+        self.checks += 1
+        await self._way_in.wait()
+        fault = self._next_fault()
+        self._fail_before(fault)
+        await leadership.check()
+        await self._way_out.wait()
+        if fault is Fault.LOST_ACK:
+            raise Unavailable("the answer was lost, on purpose")
+
+    def _next_fault(self) -> Fault:
+        if self._script:
+            return self._script.popleft()
+        if self._chance is not None and self._chance.random() < self._rate:
+            return self._chance.choice((Fault.OUTAGE, Fault.LOST_ACK))
+        return Fault.NONE
+
+    def _fail_before(self, fault: Fault) -> None:
+        if fault is Fault.OUTAGE:
+            raise Unavailable("an outage, on purpose")
+        if fault is Fault.FENCED:
+            raise Fenced("fenced, on purpose")
+        if fault is Fault.REJECTED:
+            raise Rejected("rejected, on purpose", "StatusChanged", 1, "message")
+
+    async def recover(
+        self, leadership: Leadership, horizon: Instant
+    ) -> AsyncIterator[RecoveredChunk]:
+        """See `Store.recover`."""
+        async for chunk in self._inner.recover(_inner_term(leadership), horizon):
+            yield chunk
+
+    async def release_leadership(self, leadership: Leadership) -> None:
+        """See `Store.release_leadership`."""
+        await self._inner.release_leadership(_inner_term(leadership))
+
+    async def load_outputs(self, ids: Sequence[int]) -> dict[int, Output]:
+        """See `Store.load_outputs`."""
+        return await self._inner.load_outputs(ids)
+
+    async def find_finished(self, query: FinishedQuery) -> FinishedPage:
+        """See `Store.find_finished`."""
+        await self._way_in.wait()
+        return await self._inner.find_finished(query)
+
+    async def load_tasks(self, ids: Sequence[int]) -> list[StoredTask]:
+        """See `Store.load_tasks`."""
+        return await self._inner.load_tasks(ids)
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        await self._inner.close()
+
+
+class _FaultyLeadership:
+    """A term whose checks fail as its store says."""
+
+    def __init__(self, store: FaultyStore, inner: Leadership) -> None:
+        self.epoch = inner.epoch
+        self.position = inner.position
+        self.high_water = inner.high_water
+        self.inner = inner
+        self._store = store
+
+    async def check(self) -> None:
+        await self._store.check(self.inner)
+
+
+def _inner_term(leadership: Leadership) -> Leadership:
+    assert isinstance(leadership, _FaultyLeadership), leadership
+    return leadership.inner
