@@ -21,6 +21,7 @@ from cronoq_server.engine.model import (
     TaskRef,
     TaskSpec,
 )
+from cronoq_server.engine.mutations import StoredSchedule
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False):
@@ -83,6 +84,66 @@ class Page(msgspec.Struct, frozen=True, gc=False):
 
     tasks: tuple[TaskView, ...]
     next_after: int
+
+
+class Bulked(msgspec.Struct, frozen=True, gc=False):
+    """Answer to a bulk action: one page's counts, and where the next one begins (0 = done)."""
+
+    matched: int
+    changed: int
+    next_after: int
+
+
+class ScheduleView(msgspec.Struct, frozen=True, gc=False):
+    """How a schedule stands."""
+
+    stored: StoredSchedule
+
+
+class Triggered(msgspec.Struct, frozen=True, gc=False):
+    """Answer to a trigger: the task it created."""
+
+    task_id: int
+
+
+class Backfilled(msgspec.Struct, frozen=True, gc=False):
+    """Answer to a backfill.
+
+    Attributes:
+        created: How many occurrences were created (or would be, in a dry run).
+        next_at: Where to go on, if the bound cut it; None = the range is done.
+    """
+
+    created: int
+    next_at: Instant | None
+
+
+class ResourceView(msgspec.Struct, frozen=True, gc=False):
+    """One resource.
+
+    Attributes:
+        name: Its name, or `name:value` of a counter made by first use.
+        kind: `semaphore` or `token_bucket`.
+        permits: Size of a semaphore, else 0.
+        rate: Nano-tokens per second of a bucket, else 0.
+        burst: Whole tokens a bucket holds, else 0.
+        held: Permits that running attempts have.
+        tokens: Nano-tokens a bucket has now.
+        waiting: Waiting tasks that want some.
+        overridden: Whether it was resized at run time.
+        per_value: Whether each value has a counter of its own.
+    """
+
+    name: str
+    kind: str
+    permits: int
+    rate: int
+    burst: int
+    held: int
+    tokens: int
+    waiting: int
+    overridden: bool
+    per_value: bool
 
 
 class Wanted(IntEnum):
@@ -223,8 +284,15 @@ Answer: TypeAlias = (
     | Result
     | FromStore
     | PartPage
+    | Bulked
+    | ScheduleView
+    | tuple[ScheduleView, ...]
+    | Triggered
+    | Backfilled
+    | tuple[ResourceView, ...]
     | SnapshotView
     | tuple[WorkerView, ...]
+    | ResourceView
     | Refusal
 )
 
@@ -259,7 +327,7 @@ class Results(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
-    """One attempt handed to a worker; `spec` carries payload, kind, key, tags …"""
+    """One attempt handed to a worker; `spec` carries payload, kind, key, tags and so on."""
 
     lease: int
     task_id: int

@@ -17,10 +17,13 @@ from typing import TypeAlias
 
 import msgspec
 
+from cronoq_server.engine.cron import Calendar
 from cronoq_server.engine.model import (
+    BulkAction,
     Instant,
     Pairs,
     Progress,
+    ScheduleSpec,
     TaskFilter,
     TaskRef,
     TaskSpec,
@@ -88,6 +91,145 @@ class ListTasks(msgspec.Struct, frozen=True, gc=False):
     limit: int
     newest_first: bool = False
     scope: Scope = None
+
+
+class Redrive(msgspec.Struct, frozen=True, gc=False):
+    """A task that ended without success shall run again, with a fresh budget.
+
+    `found` holds the whole stored task, payload included.
+    """
+
+    call: int
+    target: TaskRef
+    scope: Scope = None
+    found: Found = None
+
+
+class Delete(msgspec.Struct, frozen=True, gc=False):
+    """A finished task shall be removed for good."""
+
+    call: int
+    target: TaskRef
+    scope: Scope = None
+    found: Found = None
+
+
+class Bulk(msgspec.Struct, frozen=True, gc=False):
+    """Something shall be done to every task that a filter lets through, one page at a time.
+
+    Attributes:
+        call: Number of the call that waits for the answer.
+        filter: Which tasks.
+        action: What is done to them.
+        limit: Most tasks matched by this page.
+        after: The page's cursor; 0 = from the beginning.
+        dry_run: Whether only to count.
+        scope: Pools the caller may use.
+        found: For `RETRY`: the page of finished tasks, whole, in id order.
+        found_next: The store's cursor behind them; 0 = there is nothing behind.
+    """
+
+    call: int
+    filter: TaskFilter
+    action: BulkAction
+    limit: int
+    after: int = 0
+    dry_run: bool = False
+    scope: Scope = None
+    found: tuple[StoredTask, ...] | None = None
+    found_next: int = 0
+
+
+class PutSchedule(msgspec.Struct, frozen=True):
+    """A schedule is put, new or in place of the one with its name.
+
+    `calendar` was parsed at the edge, where zone data may be read.
+    """
+
+    call: int
+    spec: ScheduleSpec
+    calendar: Calendar
+    paused: bool = False
+    scope: Scope = None
+
+
+class RemoveSchedule(msgspec.Struct, frozen=True, gc=False):
+    """A schedule is removed; what it has created stays."""
+
+    call: int
+    name: str
+    scope: Scope = None
+
+
+class GetSchedule(msgspec.Struct, frozen=True, gc=False):
+    """How one schedule stands."""
+
+    call: int
+    name: str
+    scope: Scope = None
+
+
+class ListSchedules(msgspec.Struct, frozen=True, gc=False):
+    """All schedules, by name."""
+
+    call: int
+    scope: Scope = None
+
+
+class PauseSchedule(msgspec.Struct, frozen=True, gc=False):
+    """A schedule shall create nothing, or go on."""
+
+    call: int
+    name: str
+    paused: bool
+    scope: Scope = None
+
+
+class TriggerSchedule(msgspec.Struct, frozen=True, gc=False):
+    """One occurrence now, whatever the schedule's times."""
+
+    call: int
+    name: str
+    scope: Scope = None
+
+
+class BackfillSchedule(msgspec.Struct, frozen=True, gc=False):
+    """The occurrences from `start` to `end` (wall, both included) shall be created."""
+
+    call: int
+    name: str
+    start: Instant
+    end: Instant
+    dry_run: bool = False
+    scope: Scope = None
+    found: Found = None
+
+
+class SetPoolPaused(msgspec.Struct, frozen=True, gc=False):
+    """A pool shall dispatch nothing, or go on."""
+
+    call: int
+    pool: str
+    paused: bool
+
+
+class ResizeResource(msgspec.Struct, frozen=True, gc=False):
+    """A resource shall have another size; None leaves a figure as it is.
+
+    `rate` is in nano-tokens per second.
+    """
+
+    call: int
+    name: str
+    permits: int | None = None
+    rate: int | None = None
+    burst: int | None = None
+
+
+class ListResources(msgspec.Struct, frozen=True, gc=False):
+    """All resources and how much of them is out."""
+
+    call: int
 
 
 class Wait(msgspec.Struct, frozen=True, gc=False):
@@ -292,6 +434,19 @@ Event: TypeAlias = (
     | Cancel
     | Get
     | ListTasks
+    | Redrive
+    | Delete
+    | Bulk
+    | PutSchedule
+    | RemoveSchedule
+    | GetSchedule
+    | ListSchedules
+    | PauseSchedule
+    | TriggerSchedule
+    | BackfillSchedule
+    | SetPoolPaused
+    | ResizeResource
+    | ListResources
     | Wait
     | Watch
     | Unwatch

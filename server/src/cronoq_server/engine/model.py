@@ -97,6 +97,26 @@ class MissPolicy(IntEnum):
     FAIL = 3
 
 
+class Overlap(IntEnum):
+    """What an occurrence does while an earlier one of its schedule is alive."""
+
+    SKIP = 1
+    """It is not created."""
+    ALLOW = 2
+    """It runs side by side."""
+    QUEUE = 3
+    """It waits for the one before, whatever that one's outcome."""
+    QUEUE_ON_SUCCESS = 4
+    """It waits for the one before to succeed; any other end breaks the chain."""
+
+
+class BulkAction(IntEnum):
+    """What is done to every task that a filter lets through."""
+
+    CANCEL = 1
+    RETRY = 2
+
+
 class Overflow(StrEnum):
     """What a full queue does with a newcomer."""
 
@@ -286,6 +306,43 @@ class TaskFilter(msgspec.Struct, frozen=True):
     schedule: str = ""
 
 
+class ScheduleSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A recurring schedule, as it was put.
+
+    Attributes:
+        name: Its name, unique within a shard.
+        cron: The expression.
+        zone: IANA zone in which the expression is read.
+        template: What each occurrence asks for; no dependencies, no absolute times.
+        overlap: A number of `Overlap`.
+        gap: A number of `cron.Gap`.
+        fold: A number of `cron.Fold`.
+        catch_up: A number of `cron.CatchUp`.
+    """
+
+    name: str
+    cron: str
+    template: TaskSpec
+    zone: str = "UTC"
+    overlap: int = 1
+    gap: int = 1
+    fold: int = 1
+    catch_up: int = 1
+
+
+class AutoscaleSettings(msgspec.Struct, frozen=True):
+    """How a pool's wanted number of slots follows its load; durations in nanoseconds."""
+
+    min: int = 0
+    target_utilization: float = 0.75
+    drain_time: Duration = 30 * SECOND
+    interval: Duration = SECOND
+    stabilization_window: Duration = 60 * SECOND
+    cooldown: Duration = 30 * SECOND
+    max_step_up: int = 4
+    max_step_down: int = 1
+
+
 class PoolSettings(msgspec.Struct, frozen=True):
     """One pool's rules; defaults as in the configuration reference.
 
@@ -301,6 +358,9 @@ class PoolSettings(msgspec.Struct, frozen=True):
         fair_share: Whether tenants share a class by weight.
         tenant_weights: Weight per tenant; others weigh 1.
         await_unknown_dependencies: How long a task waits for a key nobody has submitted; 0 = not.
+        reservable_fraction: Share of `max` that fixed starts may book at any instant.
+        max_hold: How long before a fixed start a slot is kept free for it, nanoseconds.
+        autoscale: How its wanted number of slots is computed.
     """
 
     name: str
@@ -314,6 +374,9 @@ class PoolSettings(msgspec.Struct, frozen=True):
     fair_share: bool = False
     tenant_weights: tuple[tuple[str, float], ...] = ()
     await_unknown_dependencies: Duration = 0
+    reservable_fraction: float = 0.5
+    max_hold: Duration = 10 * SECOND
+    autoscale: AutoscaleSettings = AutoscaleSettings()
 
 
 class ResourceSettings(msgspec.Struct, frozen=True):
@@ -342,6 +405,9 @@ class EngineSettings(msgspec.Struct, frozen=True):
         finished_max: How many finished tasks are remembered at most.
         max_list: Longest page of a listing.
         store_remembers: Whether the store knows finished tasks that the engine forgot.
+        catch_up_max: Most missed occurrences that one schedule creates after a pause.
+        catch_up_window: How old a missed occurrence may be to be created, nanoseconds.
+        backfill_max: Most occurrences that one backfill creates.
     """
 
     pools: tuple[PoolSettings, ...]
@@ -355,3 +421,6 @@ class EngineSettings(msgspec.Struct, frozen=True):
     finished_max: int = 1_000_000
     max_list: int = 1000
     store_remembers: bool = True
+    catch_up_max: int = 1000
+    catch_up_window: Duration = 604_800 * SECOND
+    backfill_max: int = 1000

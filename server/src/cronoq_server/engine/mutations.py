@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from cronoq_server.engine.model import Instant, PastAttempt, Progress, TaskSpec
+from cronoq_server.engine.model import Instant, PastAttempt, Progress, ScheduleSpec, TaskSpec
 
 
 class TaskInserted(msgspec.Struct, frozen=True, gc=False):
@@ -34,7 +34,8 @@ class StatusChanged(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         task_id: Whose.
-        status: `RUNNING`, `RETRYING`, a terminal status, or one after a redrive.
+        status: `RUNNING`, `RETRYING`, a terminal status, or `READY` after a redrive (it lives
+            again; where it stands is derived).
         attempt: Number of the last attempt started.
         attempts_max: Highest attempt number its budget allows.
         at: Wall instant of the change.
@@ -74,7 +75,84 @@ class TasksPruned(msgspec.Struct, frozen=True, gc=False):
     limit: int
 
 
-Mutation: TypeAlias = TaskInserted | StatusChanged | OutputStored | TasksPruned
+class TaskDeleted(msgspec.Struct, frozen=True, gc=False):
+    """A finished task is removed for good, with its output."""
+
+    task_id: int
+
+
+class StoredSchedule(msgspec.Struct, frozen=True, gc=False):
+    """A schedule with everything that must survive.
+
+    Attributes:
+        spec: As it was put.
+        put_at: Wall instant at which it was put (last).
+        paused: Whether it creates nothing.
+        processed_at: Wall instant up to which occurrences are dealt with.
+        next_at: Its next occurrence; None = it never fires again.
+        last_task: The last task it created; 0 = none.
+        chain_broken: Whether its chain broke (overlap `queue_on_success`).
+        skipped: How many occurrences were passed over, ever.
+    """
+
+    spec: ScheduleSpec
+    put_at: Instant
+    paused: bool = False
+    processed_at: Instant = 0
+    next_at: Instant | None = None
+    last_task: int = 0
+    chain_broken: bool = False
+    skipped: int = 0
+
+
+class ScheduleSaved(msgspec.Struct, frozen=True, gc=False):
+    """A schedule was put, paused, resumed or advanced: its whole state, by name."""
+
+    schedule: StoredSchedule
+
+
+class ScheduleRemoved(msgspec.Struct, frozen=True, gc=False):
+    """A schedule is no more."""
+
+    name: str
+
+
+class PoolPaused(msgspec.Struct, frozen=True, gc=False):
+    """A pool was paused or resumed."""
+
+    pool: str
+    paused: bool
+
+
+class ResourceResized(msgspec.Struct, frozen=True, gc=False):
+    """A resource was resized at run time; holds until its configured size itself changes.
+
+    Attributes:
+        name: Which one.
+        permits: Permits of a semaphore, else 0.
+        rate: Nano-tokens per second of a bucket, else 0.
+        burst: Whole tokens of a bucket, else 0.
+        configured: What the configuration said then: (permits, rate, burst).
+    """
+
+    name: str
+    permits: int
+    rate: int
+    burst: int
+    configured: tuple[int, int, int]
+
+
+Mutation: TypeAlias = (
+    TaskInserted
+    | StatusChanged
+    | OutputStored
+    | TasksPruned
+    | TaskDeleted
+    | ScheduleSaved
+    | ScheduleRemoved
+    | PoolPaused
+    | ResourceResized
+)
 
 
 class StoredTask(msgspec.Struct, frozen=True, gc=False):
@@ -109,8 +187,14 @@ class RecoveredChunk(msgspec.Struct, frozen=True, gc=False):
         live: Tasks that have not ended, in id order over all chunks.
         parents: Ended tasks that live ones depend on.
         finished: Ended tasks within retention, newest first.
+        schedules: Schedules, by name.
+        paused_pools: Pools that were paused.
+        resized: Resources that were resized.
     """
 
     live: tuple[StoredTask, ...] = ()
     parents: tuple[StoredTask, ...] = ()
     finished: tuple[StoredTask, ...] = ()
+    schedules: tuple[StoredSchedule, ...] = ()
+    paused_pools: tuple[str, ...] = ()
+    resized: tuple[ResourceResized, ...] = ()
