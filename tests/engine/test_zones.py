@@ -80,6 +80,7 @@ def test_no_rule_for_the_future_changes_an_offset_twice_between_two_probes() -> 
         "Africa/Cairo",
         "Africa/Casablanca",
         "America/Noronha",
+        "Asia/Baku",
         "Asia/Gaza",
         "Asia/Kathmandu",
         "Australia/Lord_Howe",
@@ -95,7 +96,7 @@ def test_changes_are_those_of_the_compiled_data(name: str) -> None:
     assert zone is not None
     expected = [change for change in compiled_changes(name) if start <= change.at <= stop]
     assert expected == zone.changes_between(start, expected[-1].at)
-    for change in expected[:3] + expected[-3:]:
+    for change in expected:
         assert [change] == zone.changes_between(change.at, change.at)
         assert zone.changes_between(change.at + 1, change.at + 1) == []
         assert (zone.offset_at(change.at - 1), zone.offset_at(change.at)) == change[1:]
