@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise, product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from cronoq_server.engine.cron import (
     LAST_INSTANT,
     Calendar,
@@ -23,9 +26,6 @@ from cronoq_server.engine.cron import (
 )
 from cronoq_server.engine.model import SECOND
 from cronoq_server.engine.zones import load_zone
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from tests.engine.cron_oracle import Expression, due, offset_changes, unix, walk
 
 DAY = 86_400

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from cronoq_server.engine.cron import Calendar, CatchUp, Due, Gap, decide_due
-from cronoq_server.engine.model import SECOND
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cronoq_server.engine.cron import Calendar, CatchUp, Due, Gap, decide_due
+from cronoq_server.engine.model import SECOND
 from tests.engine.cron_oracle import unix
 from tests.engine.test_cron import CALENDARS, DAY, INSTANTS, at, calendar_of, calls_made, shown
 

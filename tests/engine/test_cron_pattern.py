@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 from croniter import croniter
+
 from cronoq_server.engine.cron import Calendar, parse
 from cronoq_server.engine.cron_pattern import DAY, LAST_YEAR, Pattern, read_pattern
 from cronoq_server.engine.model import SECOND, ErrorReason, Refusal
-
 from tests.engine.cron_oracle import Expression, unix
 
 FIFTH_MONDAYS_OF_FEBRUARY = "0 0 * 2 1#5"

@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
 from cronoq_server.engine.cron import parse
 from cronoq_server.engine.model import ErrorReason, Refusal
 from cronoq_server.engine.zones import Change, load_zone
-
 from tests.engine.cron_oracle import offset_changes, unix
 
 NAMES = resources.files("tzdata").joinpath("zones").read_text(encoding="ascii").split()

@@ -25,6 +25,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from croniter import CroniterError, croniter
+
 from cronoq_server.engine.model import ErrorReason, Refusal
 
 EXPRESSION_MAX = 1024
