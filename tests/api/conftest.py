@@ -22,7 +22,7 @@ from cronoq_server._proto import (
 )
 from cronoq_server.app import Server
 
-ANY_PORT = "[server]\ngrpc_addr = '127.0.0.1:0'\nshutdown_grace_s = 5\n"
+ANY_PORT = "[server]\ngrpc_addr = '127.0.0.1:0'\nshutdown_grace_s = 0.1\n"
 LARGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 

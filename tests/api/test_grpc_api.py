@@ -175,7 +175,7 @@ async def test_batch_of_1001_is_refused(edge: Edge) -> None:
 
 async def test_bytes_that_are_no_message_are_refused(edge: Edge) -> None:
     """A text that is not UTF-8 is the caller's mistake, and is said to be."""
-    call = edge.channel.unary_unary("/cronoq.v1.Tasks/Submit")
+    call: Any = edge.channel.unary_unary("/cronoq.v1.Tasks/Submit")
     code, reason, facts, _ = await refusal(call(b"\x0a\x03\x32\x01\xff"))
     assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
     assert facts["message"] == "cronoq.v1.SubmitRequest"

@@ -55,13 +55,10 @@ log = logging.getLogger(__name__)
 class WorkApi:
     """Serves worker streams."""
 
-    def __init__(
-        self, service: Service, reader: SpecReader, register_timeout_s: float = REGISTER_TIMEOUT_S
-    ) -> None:
+    def __init__(self, service: Service, reader: SpecReader) -> None:
         self._service = service
         self._reader = reader
         self._reports = ReportReader(service.limits.max_message_bytes)
-        self._register_timeout_s = register_timeout_s
 
     async def serve(self, who: Principal, context: Context) -> None:
         """Serves one stream to its end.
@@ -90,10 +87,10 @@ class WorkApi:
     async def _first(self, context: Context) -> workers_pb2.Register | None:
         """The first message; None if the worker closes without one."""
         try:
-            async with asyncio.timeout(self._register_timeout_s):
+            async with asyncio.timeout(REGISTER_TIMEOUT_S):
                 message = await context.read()
         except TimeoutError as error:
-            text = f"no register within {self._register_timeout_s:g} s"
+            text = f"no register within {REGISTER_TIMEOUT_S:g} s"
             raise texts.invalid("register", text) from error
         if message is grpc.aio.EOF:
             return None
@@ -120,7 +117,6 @@ class WorkerStream:
         self._bytes_max = bytes_max
         self._session_ttl = 0
         self._unwritten: list[int] = []
-        self._is_open = False
 
     async def run(self) -> None:
         """Reads and writes until either side is done.
