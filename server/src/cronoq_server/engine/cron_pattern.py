@@ -6,8 +6,8 @@ Rules a change must keep:
    1970-01-01 00:00:00 as if every day had 86 400 seconds. Zones come in only later.
 2. croniter reads the single values, ranges, names, `L` and `#`, one at a time; it is imported
    nowhere else and is never given a zone or a date. Lists, steps and the search are ours:
-   croniter's search wants both a day of month and an `n`th weekday to match, reads `5-5` as
-   "every", and its steps go wrong in ranges that wrap.
+   croniter's search forgets a day of month beside an `n`th weekday, reads `5-5` as "every", and
+   its steps go wrong in ranges that wrap.
 3. No search is without end: what can never match is refused, and what can match does so within
    40 years (29 February on a given weekday, across 2100).
 
