@@ -85,6 +85,7 @@ class WorkStream:
         self._ending: asyncio.Future[Refusal | None] = asyncio.get_running_loop().create_future()
         self.is_half_closed = False
         self.register = workers_pb2.Register()
+        self.last_number = 0
 
     async def serve(self) -> None:
         """Reads until the script or the worker ends the stream."""
@@ -119,13 +120,15 @@ class WorkStream:
                 return getattr(message, kind)
             assert name in ("heartbeats", "heartbeat"), f"{name} came before {kind}"
 
-    async def reports(self, count: int) -> list[workers_pb2.Report]:
-        """So many reports, over as many messages as they come in."""
+    async def reports(self, count: int, *, confirm: bool = True) -> list[workers_pb2.Report]:
+        """So many reports, over as many messages as they come in, with receipts unless told."""
         found: list[workers_pb2.Report] = []
         while len(found) < count:
             message = await self.expect("reports")
             found.extend(message.reports)
             self.last_number = message.number
+            if confirm:
+                await self.receipt(message.number)
         return found
 
     async def end_of_worker(self) -> None:

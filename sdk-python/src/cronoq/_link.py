@@ -260,7 +260,9 @@ class Link:
         self._wake.set()
 
     def half_close(self) -> None:
-        """Ends this side of the stream; the server ends the other."""
+        """Ends this side of the stream for good; the server ends the other."""
+        self._is_over = True
+        self._wake.set()
         outbox = self._outbox
         if outbox is not None:
             outbox.put(None)
