@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import grpc
 
 ROOT = Path(__file__).resolve().parent.parent
 README_ADDRESS = "127.0.0.1:7070"
 EXPECTED_OUTPUT = "hello world\n"
-START_TIMEOUT_S = 20
-LOOK_INTERVAL_S = 0.2
+READY = "serving gRPC on "
 RUN_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 60
 
 _PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _PROGRAM_WITH_OUTPUT = re.compile(
@@ -42,68 +38,39 @@ def read_programs(page: Path) -> list[tuple[str, str]]:
     return _PROGRAM_WITH_OUTPUT.findall(page.read_text(encoding="utf-8"))
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback interface that were free a moment ago."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in sockets:
-            listener.bind(("127.0.0.1", 0))
-        return [int(listener.getsockname()[1]) for listener in sockets]
-
-
 @contextlib.contextmanager
 def serving(command: Sequence[str], directory: Path) -> Iterator[str]:
-    """Run ``cronoq-server`` on free ports and yield its gRPC address once it accepts.
+    """Run ``cronoq-server`` on a free port and yield its address once it accepts.
 
     Args:
         command: How the server is called, without arguments.
-        directory: Where its configuration and its log are written.
+        directory: Where it runs and where its log is written.
 
     Raises:
-        RuntimeError: It ended, or did not accept within ``START_TIMEOUT_S``; has its output.
+        RuntimeError: It did not come up, or did not stop in order; has its log.
     """
-    grpc_port, http_port = free_ports(2)
-    address = f"127.0.0.1:{grpc_port}"
-    config = directory / "cronoq.toml"
-    config.write_text(
-        f'[server]\ngrpc_addr = "{address}"\nhttp_addr = "127.0.0.1:{http_port}"\n',
-        encoding="utf-8",
-    )
     log = directory / "server.log"
     with (
-        log.open("wb") as output,
+        log.open("wb") as errors,
         subprocess.Popen(
-            [*command, "--config", str(config)],
+            [*command, "--grpc-addr", "127.0.0.1:0"],
             cwd=directory,
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE,
+            stderr=errors,
         ) as process,
     ):
+        assert process.stdout is not None
         try:
-            await_acceptance(address, process, log)
-            yield address
+            said = process.stdout.readline().decode()
+            if not said.startswith(READY):
+                raise RuntimeError(f"the server said {said!r}\n{log.read_text('utf-8')}")
+            yield said.removeprefix(READY).strip()
         finally:
             process.terminate()
-            process.wait(timeout=60)
-
-
-def await_acceptance(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Return when the server at an address accepts connections."""
-    last = time.monotonic() + START_TIMEOUT_S
-    with grpc.insecure_channel(address) as channel:
-        is_ready = grpc.channel_ready_future(channel)
-        while True:
-            try:
-                is_ready.result(timeout=LOOK_INTERVAL_S)
-                return
-            except grpc.FutureTimeoutError as error:
-                # A server that ended will never accept: say so at once.
-                if process.poll() is None and time.monotonic() < last:
-                    continue
-                state = "does not accept" if process.poll() is None else "ended"
-                output = log.read_text(encoding="utf-8", errors="replace")
-                raise RuntimeError(f"the server {state}:\n{output}") from error
+            code = process.wait(timeout=STOP_TIMEOUT_S)
+    if code != 0:
+        raise RuntimeError(f"the server ended with {code}\n{log.read_text('utf-8')}")
 
 
 def run_program(source: str, python: str, address: str, directory: Path) -> str:
