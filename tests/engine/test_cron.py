@@ -7,8 +7,8 @@ changes; that takes a quarter of an hour.
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise, product
 
 import pytest
@@ -21,29 +21,27 @@ from cronoq_server.engine.cron import (
     Fold,
     Gap,
     occurrence_key,
-    parse,
     trigger_key,
 )
 from cronoq_server.engine.model import SECOND
-from cronoq_server.engine.zones import load_zone
+from tests.engine.cron_cases import (
+    CALENDARS,
+    DAY,
+    INSTANTS,
+    RULES,
+    SPAN,
+    ZONES,
+    at,
+    calendar_of,
+    calls_made,
+    shown,
+)
 from tests.engine.cron_oracle import Expression, due, offset_changes, unix, walk
 
-DAY = 86_400
-SPAN = (unix("2024-01-01"), unix("2031-01-01"))
 HISTORY = {
     "America/Sao_Paulo": (unix("2015-06-01"), unix("2019-06-01")),
     "Pacific/Apia": (unix("2010-06-01"), unix("2013-01-01")),
 }
-ZONES = (
-    "Africa/Casablanca",
-    "America/New_York",
-    "America/Sao_Paulo",
-    "Australia/Lord_Howe",
-    "Europe/Berlin",
-    "Europe/London",
-    "Pacific/Apia",
-    "UTC",
-)
 EXPRESSIONS = (
     "30 2 * * *",
     "30 1 * * *",
@@ -66,26 +64,6 @@ EXPRESSIONS = (
     "5 1-3/2 * * SUN",
     "* 1 * * *",
 )
-RULES = tuple(product(Gap, Fold))
-
-
-def calendar_of(
-    expression: str, zone: str = "UTC", gap: Gap = Gap.RUN_AFTER, fold: Fold = Fold.FIRST
-) -> Calendar:
-    """A calendar that must exist."""
-    calendar = parse(expression, zone, gap, fold)
-    assert isinstance(calendar, Calendar), calendar
-    return calendar
-
-
-def at(text: str) -> int:
-    """The instant of an ISO time in UTC."""
-    return unix(text) * SECOND
-
-
-def shown(instants: list[int]) -> list[str]:
-    """Instants as people read them."""
-    return [occurrence_key("", instant)[1:] for instant in instants]
 
 
 def windows(zone: str) -> Iterator[tuple[int, int]]:
@@ -280,8 +258,8 @@ def test_work_is_bounded_and_does_not_grow_with_what_was_missed() -> None:
     ):
         calendar = calendar_of(text, zone)
         calendar.upcoming(now, 100)
-        assert calls_made(lambda c=calendar: c.upcoming(now, 100)) < 10_000  # type: ignore[misc]
-        assert calls_made(lambda c=calendar: c.latest(at("2020-01-01"), now, 1)) < 10_000  # type: ignore[misc]
+        assert calls_made(partial(calendar.upcoming, now, 100)) < 10_000
+        assert calls_made(partial(calendar.latest, at("2020-01-01"), now, 1)) < 10_000
     dense, rare, span = (
         calendar_of("* * * * * *"),
         calendar_of("0 0 * * *"),
@@ -292,59 +270,11 @@ def test_work_is_bounded_and_does_not_grow_with_what_was_missed() -> None:
     assert calls_made(lambda: dense.count(*span)) <= calls_made(lambda: rare.count(*span)) < 10_000
 
 
-def calls_made(act: Callable[[], object]) -> int:
-    """How many Python functions `act` calls: a measure of work that no machine's speed changes."""
-    count = 0
-
-    def note(_frame: object, event: str, _argument: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        act()
-    finally:
-        sys.setprofile(before)
-    return count
-
-
 def test_keys_name_the_instant_in_utc() -> None:
     """An occurrence is named to the second, a start by hand to the nanosecond."""
     assert occurrence_key("backup", at("2026-03-29T01:00")) == "backup@2026-03-29T01:00:00Z"
     assert trigger_key("backup", at("2026-03-29T01:00")) == "backup@2026-03-29T01:00:00.000000000Z"
     assert trigger_key("b", at("2026-03-29") + 1_000_020) == "b@2026-03-29T00:00:00.001000020Z"
-
-
-MINUTES = st.sampled_from(["*", "*/5", "0", "30", "0,30", "1-3", "2-50/7", "59"])
-HOURS = st.sampled_from(["*", "*/5", "0", "0,23", "1-3", "2", "0-12/4", "1,2,3"])
-DAYS = st.sampled_from(["*", "L", "1-7", "*/2", "29", "15,L"])
-WEEKDAYS = st.sampled_from(["*", "0", "MON-FRI", "2#2", "L5", "*/3"])
-CALENDARS = st.builds(
-    lambda minute, hour, day, month, weekday, zone, rules: calendar_of(
-        f"{minute} {hour} {day} {month} {weekday}", zone, *rules
-    ),
-    MINUTES,
-    HOURS,
-    DAYS,
-    st.sampled_from(["*", "*/3", "3,10", "4,11"]),
-    WEEKDAYS,
-    st.sampled_from(ZONES),
-    st.sampled_from(RULES),
-)
-NEAR_CHANGES = st.builds(
-    lambda change, distance: change * SECOND + distance,
-    st.sampled_from(
-        [
-            change.at
-            for zone in map(load_zone, ZONES)
-            if zone is not None
-            for change in zone.changes_between(*SPAN)
-        ]
-    ),
-    st.integers(-DAY * SECOND, DAY * SECOND),
-)
-INSTANTS = st.integers(SPAN[0] * SECOND, SPAN[1] * SECOND) | NEAR_CHANGES
 
 
 @given(CALENDARS, INSTANTS)

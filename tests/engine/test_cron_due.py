@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from cronoq_server.engine.cron import Calendar, CatchUp, Due, Gap, decide_due
 from cronoq_server.engine.model import SECOND
+from tests.engine.cron_cases import CALENDARS, DAY, INSTANTS, at, calendar_of, calls_made, shown
 from tests.engine.cron_oracle import unix
-from tests.engine.test_cron import CALENDARS, DAY, INSTANTS, at, calendar_of, calls_made, shown
 
 EVERY_MINUTE = calendar_of("* * * * *")
 NOON = at("2026-06-01T12:00")
