@@ -3,7 +3,8 @@
 A *demand* is one combination of what tasks ask for: labels, kind, resources, tenant. Demands that
 fit the same profiles and want the same accounts are eligible at the same times: they stand behind
 one *gate*, a bit. `open_bits` is the mask of the gates that are open: a fitting profile has a free
-slot, and none of the accounts is closed.
+slot, and none of the accounts is closed. Private accounts (`name:value`), of which there may be as
+many as tasks, have no part in gates: each demand counts how many of its own are shut.
 
 Rules a change must keep:
 
@@ -19,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cronoq_server.engine.lines import UnionTree
 from cronoq_server.engine.resources import Needs, Resource, Resources
 from cronoq_server.engine.roster import HELD_BIT, Profile, Roster
+from cronoq_server.engine.unions import UnionTree
 
 IDLE_DEMANDS_MAX = 256
 
@@ -36,12 +37,13 @@ class Demand:
     """What a task asks for. The engine holds it from admission until the task's end.
 
     `fits` has the bits of the profiles that may run it; none if it asks for more of a resource
-    than there can be. `avoid` is a session that is passed over, or `HOLDER` if only the session
-    that holds a slot for the task may have it.
+    than there can be. `private` are the accounts it wants that were made by first use, of which
+    `shut_accounts` are closed. `avoid` is a session that is passed over, or `HOLDER` if only the
+    session that holds a slot for the task may have it.
     """
 
     __slots__ = ("avoid", "fits", "gate", "is_possible", "key", "kind", "labels", "needs", "pool",
-                 "refs", "tenant")  # fmt: skip
+                 "private", "refs", "shut_accounts", "tenant")  # fmt: skip
 
     gate: Gate
 
@@ -56,6 +58,8 @@ class Demand:
         self.fits = 0
         self.refs = 0
         self.is_possible = True
+        self.private = tuple(account for account, _ in needs if account.template is not None)
+        self.shut_accounts = sum(account.closed for account in self.private)
 
 
 class Gate:
@@ -72,6 +76,12 @@ class Gate:
         self.demands = 0
 
 
+SHADOW = Demand(-1, ((), "", (), "", NOBODY), ())
+"""Stands in for the demand of a task that waits behind another one that asks for the same."""
+SHADOW.gate = Gate(0, 0, NOBODY, ())
+SHADOW.gate.bit = 0
+
+
 class Gates:
     """The demands and gates of one pool."""
 
@@ -84,18 +94,20 @@ class Gates:
         self._gates: dict[tuple[int, int, tuple[Resource, ...]], Gate] = {}
         self._spare: list[int] = []
         self._picky: list[Gate] = []  # gates that pass a session over
+        self._private: dict[Resource, dict[Demand, None]] = {}
         self._account_bits: list[int] = []  # gates behind each account, by its place here
         self._account_spare: list[int] = []
         self._shut = UnionTree()
         self.open_bits = 0  # the gates that are open
         self._connected = 0
         self._connected_bits = 0
+        self.is_masked = False
         self.must_remask = False
 
     @property
     def is_uniform(self) -> bool:
         """True while all tasks of the pool stand behind one gate."""
-        return len(self._gates) <= 1
+        return len(self._gates) <= 1 and not self._private
 
     def __iter__(self) -> Iterator[Demand]:
         return iter(self._demands.values())
@@ -200,15 +212,33 @@ class Gates:
         if any(_is_possible(demand) != demand.is_possible for demand in self._demands.values()):
             self.refit()
 
-    def set_closed(self, account: Resource, closed: bool) -> None:
-        """Shuts or opens the gates of all demands that want some of an account."""
-        place = account.users[self._pool]
-        self._shut.set(place, self._account_bits[place] if closed else 0)
-        self.refresh()
+    def set_closed(self, account: Resource, closed: bool) -> list[Demand]:
+        """Shuts or opens the gates of all demands that want some of an account.
+
+        Returns:
+            If the account is private, the demands that lines must show or hide now.
+        """
+        if account.template is None:
+            place = account.users[self._pool]
+            self._shut.set(place, self._account_bits[place] if closed else 0)
+            self.refresh()
+            return []
+        changed = []
+        for demand in self._private[account]:
+            before = demand.shut_accounts
+            demand.shut_accounts = before + 1 if closed else before - 1
+            if not before or not demand.shut_accounts:
+                changed.append(demand)
+        return changed
 
     def _make(self, key: _Key) -> Demand:
         demand = Demand(self._pool, key, self._resources.needs(key[2]))
         self._demands[key] = demand
+        for account in demand.private:
+            account.users[self._pool] = 0
+            self._private.setdefault(account, {})[demand] = None
+        if demand.private and not self.is_masked:
+            self.must_remask = True
         self._enter(demand)
         return demand
 
@@ -221,7 +251,7 @@ class Gates:
         else:
             fits = self._roster.fitting(demand.labels, demand.kind)
         demand.fits = fits
-        accounts = tuple(account for account, _ in demand.needs)
+        accounts = tuple(account for account, _ in demand.needs if account.template is None)
         avoid = NOBODY if demand.avoid == HOLDER else demand.avoid
         gate = self._gates.get((fits, avoid, accounts))
         if gate is None:
@@ -234,7 +264,7 @@ class Gates:
         index = self._spare.pop() if self._spare else len(self._gates)
         gate = Gate(index, fits, avoid, accounts)
         self._gates[(fits, avoid, accounts)] = gate
-        if len(self._gates) == 2:
+        if len(self._gates) > 1 and not self.is_masked:
             self.must_remask = True
         if avoid == NOBODY:
             for at in _bits_of(fits):
@@ -250,6 +280,11 @@ class Gates:
         return gate
 
     def _leave(self, demand: Demand) -> None:
+        for account in demand.private:
+            del self._private[account][demand]
+            if not self._private[account]:
+                del self._private[account]
+                del account.users[self._pool]
         gate = demand.gate
         gate.demands -= 1
         if not gate.demands:

@@ -1,22 +1,29 @@
-"""Decides nothing: one pool as placement sees it, put together from its parts.
+"""Decides where a waiting task stands in its pool: which queue, behind whose demand.
 
-A hall has the sessions of the pool, its gates, a queue per class, the patients per class (waiting
-tasks that want resources) and the slots held for fixed starts.
+A hall is one pool as placement sees it: its sessions, its gates, a queue per class, the patients
+per class (waiting tasks that want resources) and the slots held for fixed starts.
+
+A change must keep: `enter` is the one way into the queues and `leave` the one way out, so that
+counts and second thoughts (`p_via`, `p_real`) can't leak.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from cronoq_server.engine.gates import Gates
+from cronoq_server.engine.gates import NOBODY, Gates
 from cronoq_server.engine.holds import Holds
-from cronoq_server.engine.lines import Line, Patients
+from cronoq_server.engine.lines import Line
 from cronoq_server.engine.resources import Resources
 from cronoq_server.engine.roster import Roster
+from cronoq_server.engine.rows import HOT, OUT, STARTED, Patients
 from cronoq_server.engine.turns import Turns
+
+if TYPE_CHECKING:
+    from cronoq_server.engine.placement import Waiting
 
 PRIORITIES = (1, 2, 3, 4)  # critical, high, normal, low
 
@@ -46,8 +53,8 @@ class PoolRules(msgspec.Struct, frozen=True):
 class Hall:
     """One pool: its sessions, its gates, its queues and its held slots."""
 
-    __slots__ = ("gates", "has_patients", "holds", "index", "is_dirty", "is_masked", "patients",
-                 "paused", "queues", "roster", "rules", "turns")  # fmt: skip
+    __slots__ = ("gates", "has_patients", "holds", "index", "is_dirty", "patients", "paused",
+                 "queues", "roster", "rules", "turns")  # fmt: skip
 
     def __init__(self, index: int, rules: PoolRules, resources: Resources) -> None:
         self.index = index
@@ -56,7 +63,6 @@ class Hall:
         self.roster = Roster()
         self.gates = Gates(index, self.roster, resources)
         self.holds = Holds(self.roster)
-        self.is_masked = False
         self.is_dirty = False
         self.has_patients = False
         # By priority; the first of each is never used. Without fair share there are no turns.
@@ -69,8 +75,82 @@ class Hall:
     def remask(self) -> None:
         """Builds the masks of all lines after the gates were made anew."""
         self.gates.must_remask = False
-        self.is_masked = not self.gates.is_uniform
+        masked = self.gates.is_masked = not self.gates.is_uniform
         for queue in self.queues:
-            queue.remask(self.is_masked)
+            queue.remask(masked)
         for patients in self.patients:
-            patients.remask(self.is_masked)
+            patients.remask(masked)
+
+    def enter(self, task: Waiting, is_hot: bool) -> None:
+        """Puts a task in line behind `p_via`, or else behind its demand."""
+        demand = task.demand
+        if demand.private:
+            task.p_real = task.p_via or demand
+        if is_hot:
+            self.queues[task.priority].heat(task)
+        else:
+            self.queues[task.priority].push(task)
+        if demand.needs:
+            self.has_patients = True
+            self.patients[task.priority].push(task)
+            for account, _ in demand.needs:
+                account.waiting += 1
+
+    def leave(self, task: Waiting) -> None:
+        """Takes a waiting task out of line."""
+        self.queues[task.priority].remove(task)
+        needs = task.demand.needs
+        if needs:
+            self.patients[task.priority].remove(task)
+            for account, _ in needs:
+                account.waiting -= 1
+        via = task.p_real or task.p_via
+        if via is not None:
+            task.p_via = task.p_real = None
+            if via is not task.demand:
+                self.gates.release(via)
+
+    def warm(self, task: Waiting) -> None:
+        """Moves a task in line whose deadline begins to press."""
+        queue = self.queues[task.priority]
+        line = queue.line_of(task)
+        line.remove(task)
+        line.heat(task)
+        queue.marked(task)
+
+    def turn_to(self, task: Waiting, avoid: int) -> None:
+        """Puts a task behind the variant of its demand that avoids a session, in its place.
+
+        `NOBODY` means its own demand again.
+        """
+        before = task.p_real or task.p_via
+        after = None if avoid == NOBODY else self.gates.variant(task.demand, avoid)
+        if self.gates.must_remask:
+            self.remask()
+        if is_waiting(task):
+            queue = self.queues[task.priority]
+            line = queue.line_of(task)
+            was_hot = task.p_at == HOT
+            needs = task.demand.needs
+            line.remove(task)
+            if needs:
+                self.patients[task.priority].remove(task)
+            if task.p_real is not None:
+                task.p_real = after or task.demand
+            task.p_via = after
+            if was_hot:
+                line.heat(task)
+            else:
+                line.push(task)
+            queue.marked(task)
+            if needs:
+                self.patients[task.priority].push(task)
+        else:
+            task.p_via = after
+        if before is not None and before is not task.demand:
+            self.gates.release(before)
+
+
+def is_waiting(task: Waiting) -> bool:
+    """Returns True if a task stands in a line."""
+    return task.p_at not in (OUT, STARTED)

@@ -10,7 +10,7 @@ has run out has no ancestor whose time has not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from cronoq_server.engine.urgency import FOREVER, piece
 
@@ -20,15 +20,30 @@ if TYPE_CHECKING:
 _EXPIRED = -FOREVER
 _EMPTY = -1
 
+_Player: TypeAlias = Union["Waiting", "Tournament"]
+
 
 class Tournament:
-    """Tasks whose deadlines press, all behind one gate of one line."""
+    """Tasks whose deadlines press; smaller tournaments may play for the best of theirs."""
 
-    __slots__ = ("_ranks", "_size", "_slopes", "_spare", "_tasks", "_until", "_values", "_winners")
+    __slots__ = (
+        "_host",
+        "_leaf",
+        "_players",
+        "_ranks",
+        "_size",
+        "_slopes",
+        "_spare",
+        "_until",
+        "_values",
+        "_winners",
+    )
 
     def __init__(self) -> None:
         self._size = 0
-        self._tasks: list[Waiting | None] = []
+        self._host: Tournament | None = None  # the one this one plays in, at `_leaf`
+        self._leaf = -1
+        self._players: list[_Player | None] = []
         self._ranks: list[tuple[int, int]] = []
         self._values: list[int] = []
         self._slopes: list[int] = []
@@ -41,28 +56,41 @@ class Tournament:
         return self._size - len(self._spare)
 
     def tasks(self) -> list[Waiting]:
-        """Returns all tasks, in no meaningful but a fixed order."""
-        return [task for task in self._tasks if task is not None]
+        """Returns the tasks that play here themselves, in no meaningful but a fixed order."""
+        return [
+            player
+            for player in self._players
+            if player is not None and not isinstance(player, Tournament)
+        ]
 
-    def add(self, task: Waiting) -> None:
-        """Adds a task whose `p_rush` is set."""
+    def add(self, player: _Player) -> None:
+        """Adds a task whose `p_rush` is set, or a tournament that is not empty."""
         if not self._spare:
             self._resize(self._size * 2)
         leaf = self._spare.pop()
-        assert task.p_rush is not None
-        task.p_rush.leaf = leaf
-        self._tasks[leaf] = task
-        self._ranks[leaf] = (task.since, task.id)
+        if isinstance(player, Tournament):
+            player._host = self
+            player._leaf = leaf
+        else:
+            assert player.p_rush is not None
+            player.p_rush.leaf = leaf
+            self._ranks[leaf] = (player.since, player.id)
+        self._players[leaf] = player
         self._winners[self._size + leaf] = leaf
         self._expire(leaf)
 
-    def remove(self, task: Waiting) -> None:
-        """Takes a task out."""
-        assert task.p_rush is not None
-        leaf = task.p_rush.leaf
-        assert self._tasks[leaf] is task
-        task.p_rush.leaf = -1
-        self._tasks[leaf] = None
+    def remove(self, player: _Player) -> None:
+        """Takes a player out."""
+        if isinstance(player, Tournament):
+            leaf = player._leaf
+            player._host = None
+            player._leaf = -1
+        else:
+            assert player.p_rush is not None
+            leaf = player.p_rush.leaf
+            player.p_rush.leaf = -1
+        assert self._players[leaf] is player
+        self._players[leaf] = None
         self._winners[self._size + leaf] = _EMPTY
         self._spare.append(leaf)
         self._expire(leaf)
@@ -71,9 +99,9 @@ class Tournament:
         """Returns the task with the highest score at `now`; there must be one."""
         if self._until[1] <= now:
             self._play(1, now)
-        task = self._tasks[self._winners[1]]
-        assert task is not None
-        return task
+        player = self._players[self._winners[1]]
+        assert player is not None
+        return player.best(now) if isinstance(player, Tournament) else player
 
     def reset(self) -> None:
         """Forgets all results, because time went back."""
@@ -85,16 +113,18 @@ class Tournament:
         while node and until[node] != _EXPIRED:
             until[node] = _EXPIRED
             node >>= 1
+        if self._host is not None:
+            self._host._expire(self._leaf)
 
     def _resize(self, size: int) -> None:
         grown = size - self._size
-        self._tasks += [None] * grown
+        self._players += [None] * grown
         self._ranks += [(0, 0)] * grown
         self._values += [0] * grown
         self._slopes += [0] * grown
         self._spare = list(range(size - 1, self._size - 1, -1))
         self._size = size
-        leaves = [_EMPTY if task is None else at for at, task in enumerate(self._tasks)]
+        leaves = [_EMPTY if player is None else at for at, player in enumerate(self._players)]
         self._winners = [_EMPTY] * size + leaves
         self._until = [_EXPIRED] * (2 * size)
 
@@ -132,8 +162,15 @@ class Tournament:
 
     def _measure(self, node: int, now: int) -> None:
         leaf = node - self._size
-        task = self._tasks[leaf]
-        if task is None:
+        player = self._players[leaf]
+        if player is None:
             self._until[node] = FOREVER
-            return
-        self._values[leaf], self._slopes[leaf], self._until[node] = piece(task, now)
+        elif isinstance(player, Tournament):
+            task = player.best(now)
+            winner = player._winners[1]
+            self._ranks[leaf] = (task.since, task.id)
+            self._values[leaf] = player._values[winner]
+            self._slopes[leaf] = player._slopes[winner]
+            self._until[node] = player._until[1]
+        else:
+            self._values[leaf], self._slopes[leaf], self._until[node] = piece(player, now)

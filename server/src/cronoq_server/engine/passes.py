@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from cronoq_server.engine.gates import HOLDER, NOBODY, Demand
 from cronoq_server.engine.halls import PRIORITIES, Hall, Queue
-from cronoq_server.engine.lines import HOT, OUT, STARTED, Line
+from cronoq_server.engine.lines import Line
 from cronoq_server.engine.resources import Needs, Resource, Resources
+from cronoq_server.engine.rows import HOT, STARTED
 from cronoq_server.engine.urgency import SECOND, score
 
 if TYPE_CHECKING:
@@ -43,13 +44,12 @@ _Candidate: TypeAlias = tuple[int, int, int, "Waiting", "_Stand"]
 class _Stand:
     """A queue in a pass, and the task that is its best while that task's gate is open."""
 
-    __slots__ = ("hall", "open_bits", "queue", "task")
+    __slots__ = ("hall", "queue", "task")
 
-    def __init__(self, hall: Hall, queue: Queue, task: Waiting, open_bits: int) -> None:
+    def __init__(self, hall: Hall, queue: Queue, task: Waiting) -> None:
         self.hall = hall
         self.queue = queue
         self.task: Waiting | None = task
-        self.open_bits = open_bits
 
 
 class Passes:
@@ -91,19 +91,11 @@ class Passes:
     def leave(self, task: Waiting, hall: Hall) -> None:
         """Takes a task out of its queue; the only way out."""
         was_hot = task.p_at == HOT
-        hall.queues[task.priority].remove(task)
-        needs = task.demand.needs
-        if needs:
-            for account, _ in needs:
-                account.waiting -= 1
-            hall.patients[task.priority].remove(task)
+        hall.leave(task)
         if task.p_rush is not None:
             task.p_rush = None
             if not was_hot:
                 self._openings.drop()
-        if task.p_via is not None:
-            hall.gates.release(task.p_via)
-            task.p_via = None
 
     def next_refill(self) -> int | None:
         """Returns the monotonic instant at which a bucket that is wanted has enough."""
@@ -130,7 +122,7 @@ class Passes:
                 continue
             bits = hall.gates.connected_bits
             for priority in PRIORITIES:
-                task = hall.patients[priority].first(bits, wall) if bits else None
+                task = hall.patients[priority].first(bits)
                 if task is not None and wall < task.since + ELDER_AGE:
                     at = task.since + ELDER_AGE
                     first = at if first is None or at < first else first
@@ -162,7 +154,9 @@ class Passes:
         account.closed = closed
         for index in account.users:
             hall = self._halls[index]
-            hall.gates.set_closed(account, closed)
+            for demand in hall.gates.set_closed(account, closed):
+                for queue in hall.queues:
+                    queue.show(demand)
             if not closed:
                 self.touch(hall)
         if closed and account.is_bucket and not account.claimed:
@@ -188,8 +182,13 @@ class Passes:
             demand = task.p_via or task.demand
             if not demand.needs and stand.queue.is_plain and not len(hall.holds):
                 self._start_many(heap, wall, started)
-            elif demand.gate.bit & gates.open_bits and not (
-                demand.needs and self._claim(demand.needs, (negative_score, since, number), mono)
+            elif (
+                demand.gate.bit & gates.open_bits
+                and not demand.shut_accounts
+                and not (
+                    demand.needs
+                    and self._claim(demand.needs, (negative_score, since, number), mono)
+                )
             ):
                 self._start(task, demand, hall, started)
             open_bits = gates.open_bits
@@ -248,7 +247,7 @@ class Passes:
             for queue in hall.queues:
                 task = queue.first(open_bits, wall)
                 if task is not None:
-                    stand = _Stand(hall, queue, task, open_bits)
+                    stand = _Stand(hall, queue, task)
                     heap.append((*_rank(task, wall), task, stand))
                     if hall.turns:
                         fair.append(stand)
@@ -261,12 +260,12 @@ class Passes:
         In a line the next one ranks lower and may be found late; the next tenant's task may rank
         higher.
         """
-        open_bits = stand.hall.gates.open_bits
         task = stand.task
-        if open_bits == stand.open_bits or task is None:
+        if task is None:
             return
-        stand.open_bits = open_bits
-        if (task.p_via or task.demand).gate.bit & open_bits:
+        open_bits = stand.hall.gates.open_bits
+        demand = task.p_via or task.demand
+        if demand.gate.bit & open_bits and not demand.shut_accounts:
             return
         task = stand.task = stand.queue.first(open_bits, wall) if open_bits else None
         if task is not None:
@@ -303,7 +302,7 @@ class Passes:
     def _start_elders(self, wall: int, mono: int, started: Started) -> None:
         """Starts the elders that can; keeps what the others want from those ranked after them."""
         for rank, task, hall in self._elders(wall):
-            demand = task.p_via or task.demand
+            demand = task.p_real or task.p_via or task.demand
             needs = demand.needs
             if demand.gate.bit & hall.gates.open_bits and self._is_there(needs, mono):
                 self._start(task, demand, hall, started)
@@ -318,7 +317,7 @@ class Passes:
             eldest: tuple[int, int, Waiting, Hall] | None = None
             for hall in halls:
                 bits = hall.gates.connected_bits
-                task = hall.patients[priority].first(bits, wall) if bits else None
+                task = hall.patients[priority].first(bits)
                 if task is not None and wall - task.since >= ELDER_AGE:
                     other = (task.since, task.id, task, hall)
                     eldest = other if eldest is None or other[:2] < eldest[:2] else eldest
@@ -362,7 +361,3 @@ class Passes:
 def _rank(task: Waiting, wall: int) -> Rank:
     return -score(task, wall), task.since, task.id
 
-
-def is_waiting(task: Waiting) -> bool:
-    """Returns True if a task stands in a line."""
-    return task.p_at not in (OUT, STARTED)

@@ -6,7 +6,6 @@ the engine says when an attempt has `finished`.
 
 Rules a change must keep:
 
-- One way into the lines (`_enter`) and one way out (`Passes.leave`).
 - All instants of waiting and deadlines are of one clock (`wall`), refills of another (`mono`).
 - No linear term in the number of waiting tasks, sets are never iterated, numbers are whole.
 - Tasks refer to demands, and nothing that demands refer to leads back to a task: tasks are not
@@ -22,12 +21,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from cronoq_server.engine.gates import HOLDER, NOBODY, Demand
-from cronoq_server.engine.halls import Hall, PoolRules
-from cronoq_server.engine.lines import HOT, OUT, STARTED
+from cronoq_server.engine.halls import Hall, PoolRules, is_waiting
 from cronoq_server.engine.openings import Openings
-from cronoq_server.engine.passes import Passes, is_waiting
+from cronoq_server.engine.passes import Passes
 from cronoq_server.engine.resources import Resources
 from cronoq_server.engine.roster import Session
+from cronoq_server.engine.rows import OUT, STARTED
 from cronoq_server.engine.urgency import Rush, rush_of
 
 __all__ = ["Demand", "Placement", "PoolRules", "Waiting"]
@@ -49,10 +48,11 @@ class Waiting(msgspec.Struct, gc=False, eq=False):
     priority: int
     since: int
     demand: Demand
-    p_at: int = OUT  # place in its line, or one of the codes of `lines`
+    p_at: int = OUT  # place in its line, or one of the codes of `rows`
     p_wait: int = OUT  # place among the patients
     p_cost: int = 0  # expected duration, in pools that are shared fairly
-    p_via: Demand | None = None  # stands in for `demand` while a session is passed over or held
+    p_via: Demand | None = None  # stands in for `demand`: avoids a session, or is in a shadow
+    p_real: Demand | None = None  # what it asks for, if it wants a private account
     p_rush: Rush | None = None  # its deadline
 
 
@@ -205,21 +205,14 @@ class Placement:
             task.p_via = hall.gates.variant(task.demand, HOLDER)
             if hall.gates.must_remask:
                 hall.remask()
-        queue = hall.queues[task.priority]
         if latest_start is None:
-            queue.push(task)
+            hall.enter(task, False)
         else:
             rush = task.p_rush = rush_of(latest_start, expected_ns)
-            if rush.opens <= now_wall:
-                queue.heat(task)
-            else:
-                queue.push(task)
+            is_hot = rush.opens <= now_wall
+            hall.enter(task, is_hot)
+            if not is_hot:
                 self._openings.add(task, rush)
-        if task.demand.needs:
-            for account, _ in task.demand.needs:
-                account.waiting += 1
-            hall.patients[task.priority].push(task)
-            hall.has_patients = True
         if not hall.is_dirty:
             self._passes.touch(hall)
 
@@ -244,9 +237,10 @@ class Placement:
 
     def forgive(self, task: Waiting) -> None:
         """Lets the session that was passed over have the task again."""
-        via = task.p_via
-        if via is not None and via.avoid >= 0:
-            self._go_via(task, self._halls[via.pool], NOBODY)
+        if _via(task).avoid >= 0:
+            hall = self._halls[task.demand.pool]
+            hall.turn_to(task, NOBODY)
+            self._passes.touch(hall)
 
     def withdraw(self, task: Waiting) -> None:
         """Takes a waiting task out of its line, for whatever reason; ends its hold."""
@@ -278,11 +272,7 @@ class Placement:
                         line.reset_times()
         self._wall = now_wall
         for task in self._openings.due(now_wall):
-            queue = self._halls[task.demand.pool].queues[task.priority]
-            line = queue.line_of(task)
-            line.remove(task)
-            line.heat(task)
-            queue.marked(task)
+            self._halls[task.demand.pool].warm(task)
         return self._passes.run(now_wall, now_mono)
 
     def next_change(self) -> tuple[int | None, int | None]:
@@ -340,7 +330,7 @@ class Placement:
     def waiting_for(self, task: Waiting) -> tuple[str, ...]:
         """Returns what a waiting task lacks, in words for people; empty if nothing."""
         hall = self._halls[task.demand.pool]
-        demand = task.p_via or task.demand
+        demand = _via(task)
         lacks = []
         if hall.paused:
             lacks.append(f"pool {hall.rules.name} is paused")
@@ -363,37 +353,14 @@ class Placement:
             if not is_waiting(task):
                 continue
             has_slot = hall.holds.session_for(task) is not None
-            via = task.p_via
-            if has_slot and (via is None or via.avoid != HOLDER):
-                self._go_via(task, hall, HOLDER)
-            elif not has_slot and via is not None and via.avoid == HOLDER:
-                self._go_via(task, hall, NOBODY)
+            if has_slot != (_via(task).avoid == HOLDER):
+                hall.turn_to(task, HOLDER if has_slot else NOBODY)
+                self._passes.touch(hall)
 
-    def _go_via(self, task: Waiting, hall: Hall, avoid: int) -> None:
-        """Puts a task behind another gate, in its place if it stands in line."""
-        before = task.p_via
-        after = None if avoid == NOBODY else hall.gates.variant(task.demand, avoid)
-        if hall.gates.must_remask:
-            hall.remask()
-        if is_waiting(task):
-            queue = hall.queues[task.priority]
-            line = queue.line_of(task)
-            was_hot = task.p_at == HOT
-            line.remove(task)
-            if task.demand.needs:
-                hall.patients[task.priority].remove(task)
-            task.p_via = after
-            if was_hot:
-                line.heat(task)
-            else:
-                line.push(task)
-            queue.marked(task)
-            if task.demand.needs:
-                hall.patients[task.priority].push(task)
-            self._passes.touch(hall)
-        task.p_via = after
-        if before is not None:
-            hall.gates.release(before)
+
+def _via(task: Waiting) -> Demand:
+    """Returns the demand a task stands behind, whatever it shows."""
+    return task.p_real or task.p_via or task.demand
 
 
 def _lacking_worker(hall: Hall, demand: Demand) -> list[str]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from cronoq_server.engine.lines import Line
 
 if TYPE_CHECKING:
+    from cronoq_server.engine.gates import Demand
     from cronoq_server.engine.placement import Waiting
 
 BLOCK_MAX = 32
@@ -100,21 +101,26 @@ class Turns:
 
     def marked(self, task: Waiting) -> None:
         """Is told that a task was moved within its line: its block must know the gate."""
-        block = self._seats[task.demand.tenant].block
-        if self._masked and block is not None:
-            block.mask |= (task.p_via or task.demand).gate.bit
+        self._mark(self._seats[task.demand.tenant])
+
+    def show(self, demand: Demand) -> None:
+        """Is told that the private accounts of a demand were shut or opened."""
+        seat = self._seats.get(demand.tenant)
+        if seat is not None:
+            seat.line.show(demand)
+            self._mark(seat)
 
     def push(self, task: Waiting) -> None:
         """Adds a task to the line of its tenant."""
         seat = self._seat_of(task.demand.tenant)
         seat.line.push(task)
-        self._added(seat, task)
+        self._added(seat)
 
     def heat(self, task: Waiting) -> None:
         """Adds a task whose window is open to the line of its tenant."""
         seat = self._seat_of(task.demand.tenant)
         seat.line.heat(task)
-        self._added(seat, task)
+        self._added(seat)
 
     def remove(self, task: Waiting) -> None:
         """Takes a task out; its tenant gives up the turn if it was the last."""
@@ -124,6 +130,8 @@ class Turns:
         if not len(seat.line):
             self._unseat(seat)
             self._retire(seat)
+        elif task.p_real is not None:
+            self._mark(seat)
 
     def first(self, open_bits: int, now: int) -> Waiting | None:
         """Returns the best task of the tenant whose turn it is among those that may run."""
@@ -181,6 +189,11 @@ class Turns:
         for block in self._blocks:
             block.unite()
 
+    @staticmethod
+    def _mark(seat: _Seat) -> None:
+        if seat.block is not None:
+            seat.block.mask |= seat.line.root
+
     def _seat_of(self, tenant: str) -> _Seat:
         seat = self._seats.get(tenant)
         if seat is not None and (seat.block is not None or seat.key[0] > self._time):
@@ -192,13 +205,12 @@ class Turns:
         self._seats[tenant] = seat
         return seat
 
-    def _added(self, seat: _Seat, task: Waiting) -> None:
+    def _added(self, seat: _Seat) -> None:
         self.live += 1
-        block = seat.block
-        if block is None:
+        if seat.block is None:
             self._sit(seat)
         elif self._masked:
-            block.mask |= (task.p_via or task.demand).gate.bit
+            seat.block.mask |= seat.line.root
 
     def _retire(self, seat: _Seat) -> None:
         """Forgets a tenant without tasks, now or when the time has caught up with its tag."""
