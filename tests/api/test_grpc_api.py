@@ -44,6 +44,9 @@ async def test_task_lives_from_submit_to_result(edge: Edge) -> None:
     result = await waiting
     assert (result.id, result.status) == (task_id, task_pb2.TASK_STATUS_SUCCEEDED)
     assert (result.output, result.output_available) == (b"out", True)
+    detail = await edge.tasks.Describe(tasks_pb2.GetRequest(task=ref(task_id)))
+    assert (detail.spec.payload, dict(detail.spec.tags)) == (b"in", {"a": "b"})
+    assert (detail.info.status, detail.info.output_available) == (result.status, True)
     await worker.close()
 
 
@@ -349,6 +352,27 @@ async def test_watch_refuses_a_foreign_cursor(edge: Edge) -> None:
     watch = edge.tasks.WatchBatches(tasks_pb2.WatchRequest(after_cursor=b"what"))
     code, reason, _, _ = await refusal(watch.read())
     assert (code, reason) == (grpc.StatusCode.DATA_LOSS, "CURSOR_UNKNOWN")
+
+
+async def test_watch_that_does_not_read_is_ended(serve: Serve) -> None:
+    """A watcher that lags behind too far loses its stream, not the server its memory."""
+    edge = await serve("[limits]\nwatch_buffer = 100\n")
+    watch = edge.tasks.WatchBatches(tasks_pb2.WatchRequest(all_transitions=True, bookmarks=True))
+    await watch.read()
+    # Long keys fill the connection soon, so that the server has to keep what comes after.
+    for start in range(0, 8000, 1000):
+        request = tasks_pb2.SubmitManyRequest()
+        for number in range(start, start + 1000):
+            request.tasks.add(key=f"{number:0>250}")
+        await edge.tasks.SubmitMany(request)
+    code, reason, _, _ = await refusal(drained(watch))
+    assert (code, reason) == (grpc.StatusCode.DATA_LOSS, "WATCH_TOO_SLOW")
+
+
+async def drained(stream: Any) -> None:
+    """Reads a stream to its end."""
+    while await stream.read() is not grpc.aio.EOF:
+        pass
 
 
 async def test_snapshot_and_workers_are_shown(edge: Edge) -> None:

@@ -424,6 +424,21 @@ async def test_one_poisonous_report_spoils_no_other(edge: Edge) -> None:
     await worker.close()
 
 
+async def test_oversize_output_fails_without_retry(serve: Serve) -> None:
+    """An output over the limit ends its task for good; the same bytes are not tried again."""
+    edge = await serve("[limits]\nmax_message_bytes = 262144\n")
+    task_id = await edge.submit()
+    worker = await edge.worker()
+    assert worker.registered.max_message_bytes == 262_144
+    (lease,) = await worker.leases(1)
+    await worker.complete(1, lease, output=b"x" * (262_144 - 65_536 + 1))
+    await worker.receipt(1)
+    info = await edge.tasks.Get(tasks_pb2.GetRequest(task=task_pb2.TaskRef(id=task_id)))
+    assert (info.status, info.attempt) == (task_pb2.TASK_STATUS_FAILED, 1)
+    assert info.message == "output too large (196609 > 196608 bytes)"
+    await worker.close()
+
+
 async def test_parent_output_is_given_to_its_child_only(edge: Edge) -> None:
     """The lease names the parents, and their outputs can be fetched with it."""
     parent = await edge.submit(kind="p")

@@ -107,7 +107,6 @@ class Listener:
         self._limits = limits
         self._handlers = handlers
         self._server: grpc.aio.Server | None = None
-        self._health: health.aio.HealthServicer | None = None
         self._is_leading = False
 
     async def lead(self) -> None:
@@ -117,11 +116,6 @@ class Listener:
     async def stand_by(self) -> None:
         """Refuses every call from now on and closes connections soon."""
         await self._switch(leading=False)
-
-    async def set_stopping(self) -> None:
-        """Tells health checks that the server is about to go; calls are still served."""
-        if self._health is not None:
-            await self._health.enter_graceful_shutdown()
 
     async def close(self, grace_s: float) -> None:
         """Takes no calls any more; those that run get `grace_s` seconds to end."""
@@ -143,7 +137,7 @@ class Listener:
             cause = OSError(errno.EADDRINUSE, str(error))
             raise AddressInUse(self.address, cause) from error
         await server.start()
-        self._server, self._health, self._is_leading = server, checks, leading
+        self._server, self._is_leading = server, leading
         log.info(
             "listening on %s as %s",
             self.address,
