@@ -86,3 +86,12 @@ def test_stores_import_only_values_of_the_engine(source: Path) -> None:
     of_engine = {name for name in imported if name.startswith("cronoq_server.engine")}
     allowed = {f"cronoq_server.engine.{name}" for name in STORES_MAY_IMPORT_OF_ENGINE}
     assert of_engine - allowed == set()
+
+
+@pytest.mark.parametrize("package", ["api", "runtime"])
+def test_packages_above_the_stores_know_only_their_protocol(package: str) -> None:
+    """Which store it is, nobody knows but the composition root."""
+    for source in sorted((SERVER / package).rglob("*.py")):
+        imported = set(imports_of(source, f"cronoq_server.{package}"))
+        of_stores = {name for name in imported if name.startswith("cronoq_server.stores")}
+        assert of_stores <= {"cronoq_server.stores.base"}, source.name
