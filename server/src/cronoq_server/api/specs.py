@@ -130,10 +130,10 @@ class SpecReader:
         if size > self.task_bytes_max:
             raise texts.too_large(field, size, self.task_bytes_max)
         values: dict[str, Any] = {"kind": DEFAULT_KIND, "pool": self.default_pool}
+        fields = _BY_DESCRIPTOR
         try:
             for descriptor, value in message.ListFields():
-                name = descriptor.name
-                attribute, read = _FIELDS[name]
+                attribute, read, name = fields[descriptor]
                 values[attribute] = read(self, value, name)
             for first, second, relative, absolute in _EXCLUSIVE:
                 if absolute in values and relative in values:
@@ -354,6 +354,11 @@ _FIELDS: dict[str, tuple[str, Callable[[SpecReader, Any, str], Any]]] = {
     "expires_in_s": ("expires_in", SpecReader._seconds),
 }
 """Every field of the message: the engine's name for it and how it is read."""
+
+_BY_DESCRIPTOR = {
+    descriptor: (*_FIELDS[descriptor.name], descriptor.name)
+    for descriptor in task_pb2.TaskSpec.DESCRIPTOR.fields
+}
 
 
 def at_index(refusal: Refusal, index: int) -> Refusal:

@@ -140,10 +140,19 @@ def pairs(entries: Mapping[str, str], field: str, limit: int) -> Pairs:
     """
     if len(entries) > limit:
         raise invalid(field, f"has {len(entries)} entries, the limit is {limit}", limit)
-    return tuple(
-        (word(entry, field), word(entries[entry], f"{field}[{shown(entry)}]", empty=True))
-        for entry in sorted(entries)
-    )
+    checked = []
+    for entry in sorted(entries):
+        value = entries[entry]
+        if not _is_word(entry) or (value and not _is_word(value)):
+            # Naming the entry costs more than the check, so it is left for when it is needed.
+            word(entry, field)
+            word(value, f"{field}[{shown(entry)}]", empty=True)
+        checked.append((entry, value))
+    return tuple(checked)
+
+
+def _is_word(text: str) -> bool:
+    return 0 < len(text) <= LABEL_MAX and _CONTROL.search(text) is None
 
 
 def duration(seconds: float, field: str) -> int:
