@@ -103,7 +103,8 @@ class SteadyWall:
 
     def read(self, raw: Instant, mono: Instant) -> Instant:
         """Turns a raw reading, taken together with `mono`, into the wall instant that counts."""
-        behind = self._wall - raw
+        expected = self._wall if self._slow_from is None else self._at_half_speed(mono)
+        behind = expected - raw
         if behind <= 0:
             self._slow_from = None
             self._wall = raw
@@ -132,8 +133,12 @@ class SteadyWall:
                 behind // 1_000_000,
                 extra={"action": "clock_set_back"},
             )
+        self._wall = self._at_half_speed(mono)
+
+    def _at_half_speed(self, mono: Instant) -> Instant:
+        assert self._slow_from is not None
         wall, since = self._slow_from
-        self._wall = wall + (mono - since) // 2
+        return wall + (mono - since) // 2
 
 
 class SystemClock(Clock):

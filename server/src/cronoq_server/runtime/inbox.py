@@ -20,21 +20,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, get_args
 
 from cronoq_server.engine.effects import Answer, Result, Results, Watching
 from cronoq_server.engine.events import (
     AttemptsReported,
-    Cancel,
     Event,
     Forget,
-    Get,
-    GetOutput,
     HeartbeatsRead,
-    ListTasks,
-    ListWorkers,
     Scope,
-    SnapshotQuery,
     Submit,
     Wait,
     Watch,
@@ -46,9 +40,9 @@ from cronoq_server.runtime.refusals import TOO_MANY, UNKNOWN_OUTCOME
 from cronoq_server.runtime.refusals import Refused as Refused
 
 CALLS: Final = frozenset(
-    {Submit, Cancel, Get, ListTasks, Wait, Watch, SnapshotQuery, ListWorkers, GetOutput}
+    kind for kind in get_args(Event) if "call" in kind.__struct_fields__ and kind is not Forget
 )
-"""Types of events that carry the number of a call."""
+"""Types of events that carry the number of a call and are answered."""
 
 PULL_MAX = 128
 """Most results handed to a waiting caller at once, since their outputs are loaded together."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from itertools import islice, takewhile
 
 from cronoq_server.engine.model import FIRST_TERMINAL, Instant, TaskFilter, TaskRef, TaskSpec
 from cronoq_server.engine.mutations import (
@@ -198,24 +199,19 @@ class MemoryDisk:
 
     def _retain(self) -> None:
         """Keeps within the bounds, the oldest ends going first."""
-        excess = len(self._ends) - self._finished_max
-        if excess <= 0 and self._payloads_bytes <= self._payloads_max:
-            return
-        for position, task_id in self._oldest():
-            self._forget(position, task_id)
-            if len(self._ends) <= self._finished_max and (
-                self._payloads_bytes <= self._payloads_max
-            ):
-                break
-        self._trim()
+        while True:
+            excess = len(self._ends) - self._finished_max
+            if self._payloads_bytes > self._payloads_max:
+                excess = max(excess, 1)
+            victims = list(islice(self._oldest(), excess)) if excess > 0 else []
+            if not victims:
+                return
+            self._forget(victims)
 
     def _prune(self, before: Instant, limit: int) -> None:
-        for position, task_id in self._oldest():
-            if limit <= 0 or self._changes[task_id].at >= before:
-                break
-            self._forget(position, task_id)
-            limit -= 1
-        self._trim()
+        changes = self._changes
+        old = takewhile(lambda end: changes[end[1]].at < before, self._oldest())
+        self._forget(list(islice(old, limit)))
 
     def _oldest(self) -> Iterator[tuple[int, int]]:
         """Finished tasks that nobody needs, in order of their ends."""
@@ -228,14 +224,20 @@ class MemoryDisk:
                 continue
             yield position, task_id
 
-    def _forget(self, position: int, task_id: int) -> None:
-        spec = self._rows.pop(task_id).spec
-        del self._changes[task_id], self._ends[task_id]
-        self._drop_output(task_id)
-        self._payloads_bytes -= len(spec.payload)
-        if spec.key and self._keys.get(spec.key) == task_id:
-            del self._keys[spec.key]
-        self.forgotten = max(self.forgotten, position)
+    def _forget(self, victims: list[tuple[int, int]]) -> None:
+        rows, changes, ends, keys = self._rows, self._changes, self._ends, self._keys
+        outputs = self._outputs
+        for _, task_id in victims:
+            spec = rows.pop(task_id).spec
+            del changes[task_id], ends[task_id]
+            if task_id in outputs:
+                self._outputs_bytes -= len(outputs.pop(task_id).output)
+            self._payloads_bytes -= len(spec.payload)
+            if keys.get(spec.key) == task_id:
+                del keys[spec.key]
+        if victims:
+            self.forgotten = max(self.forgotten, victims[-1][0])
+            self._trim()
 
     def _trim(self) -> None:
         """Drops dead entries, mostly at the front; the rest when they are the majority."""
