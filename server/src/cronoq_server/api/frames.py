@@ -35,6 +35,7 @@ from cronoq_server.engine import (
 )
 
 KINDS_MAX = 10_000
+TYPES_KEPT = 1000
 _LEASE_BYTES = 3584
 _ABORT_BYTES = 64
 _WORST_CHARACTER = 4
@@ -102,6 +103,7 @@ class ReportReader:
 
     def __init__(self, message_bytes_max: int) -> None:
         self._output_max = message_bytes_max - RESERVED_BYTES
+        self._types: dict[str, str] = {"": ""}
 
     def reports(self, message: workers_pb2.Reports) -> list[Report]:
         """All reports of a message, without those of a kind that is not known."""
@@ -120,14 +122,21 @@ class ReportReader:
 
     def complete(self, message: workers_pb2.Complete) -> Report:
         """A result; one that is too large is a failure that no retry would mend."""
-        output = message.output
+        output, said = message.output, message.content_type
         if len(output) > self._output_max:
             text = f"output too large ({len(output)} > {self._output_max} bytes)"
             return Failed(message.lease, text, permanent=True)
-        content_type = message.content_type
-        if content_type:
-            content_type = texts.clean(content_type, texts.LABEL_MAX)
+        content_type = self._types.get(said)
+        if content_type is None:
+            content_type = self._remember(said)
         return Completed(message.lease, output, content_type)
+
+    def _remember(self, said: str) -> str:
+        """Cleans a media type once; outputs then share the one text."""
+        if len(self._types) >= TYPES_KEPT:
+            self._types = {"": ""}
+        content_type = self._types[said] = texts.clean(said, texts.LABEL_MAX)
+        return content_type
 
 
 def fail(message: workers_pb2.Fail) -> Failed:
