@@ -8,10 +8,11 @@ cronoq.testing                         run a handler without a server
 """
 
 from ._endpoint import EndpointError
+from ._pages import TaskPages
 from ._payload import Codec, JsonCodec, MsgpackCodec, Transform, TransformingCodec, ZlibTransform
 from ._version import __version__
 from .attempt import Attempt, Cancel, Interceptor, Permanent, Reject, Retryable
-from .client import Client, TaskHandle, TaskOptions, TaskPages
+from .client import Client, TaskHandle, TaskOptions
 from .errors import CronoqError, ErrorReason, GaveUpError, PayloadError, TaskFailedError
 from .options import Backoff, ClientOptions, Keepalive, Seconds, TlsOptions, WorkerOptions
 from .spec import (

@@ -31,14 +31,13 @@ class Handler:
     """A function of the user, and how to call it."""
 
     def __init__(
-        self, kind: str, function: AnyHandler, codec: Codec, interceptors: Sequence[Interceptor]
+        self, function: AnyHandler, codec: Codec, interceptors: Sequence[Interceptor]
     ) -> None:
         """Reads the signature.
 
         Raises:
             TypeError: The signature is none that a worker can call.
         """
-        self.kind = kind
         self.is_async = _is_async(function)
         self._function = function
         self._codec = codec
@@ -94,6 +93,37 @@ class Handler:
         except BaseException as error:  # noqa: BLE001
             return _outcome_of(error, run)
         return self._completed(value)
+
+
+class Handlers:
+    """The handlers of a worker, by kind."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[str, Handler] = {}
+        self._default: Handler | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._by_kind) or self._default is not None
+
+    def add(self, kind: str, handler: Handler) -> None:
+        """Takes the handler of a kind; raises ValueError if there is one."""
+        if kind in self._by_kind:
+            raise ValueError(f"kind {kind!r} has a handler already")
+        self._by_kind[kind] = handler
+
+    def add_default(self, handler: Handler) -> None:
+        """Takes the handler of all other kinds; raises ValueError if there is one."""
+        if self._default is not None:
+            raise ValueError("there is a default handler already")
+        self._default = handler
+
+    def find(self, kind: str) -> Handler | None:
+        """Returns who handles a kind, if anyone."""
+        return self._by_kind.get(kind, self._default)
+
+    def declared_kinds(self) -> list[str]:
+        """Returns the kinds that the server may send; none means any."""
+        return [] if self._default is not None else sorted(self._by_kind)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from ._calls import Caller
 from ._coalesce import Admitted, SubmitCoalescer
 from ._convert import fill_filter, fill_ref, fill_spec, read_detail, read_info
 from ._endpoint import parse_configured
+from ._pages import TaskPages
 from ._payload import Codec
 from ._proto import tasks_pb2
 from ._transport import Connection
@@ -113,39 +114,6 @@ class TaskHandle:
     async def cancel(self) -> bool:
         """Cancels the task; True if it is cancelled now."""
         return await self._client.cancel(self.id)
-
-
-class TaskPages:
-    """Tasks of a listing, fetched page by page while they are read.
-
-    Attributes:
-        unavailable_shards: Shards that the pages read so far lack.
-    """
-
-    def __init__(
-        self, caller: Caller, request: tasks_pb2.ListTasksRequest, deadline: float
-    ) -> None:
-        self._caller = caller
-        self._request = request
-        self._deadline = deadline
-        self.unavailable_shards: set[str] = set()
-
-    async def __aiter__(self) -> AsyncIterator[TaskInfo]:
-        loop = asyncio.get_running_loop()
-        request = tasks_pb2.ListTasksRequest()
-        request.CopyFrom(self._request)
-        while True:
-            ends_at = loop.time() + self._deadline
-            page = await self._caller.call(
-                _calls.LIST_TASKS, request, idempotent=True, ends_at=ends_at
-            )
-            self.unavailable_shards.update(page.unavailable_shards)
-            for message in page.tasks:
-                yield read_info(message)
-            # Pages may be short or empty; only 0 is the end.
-            if not page.next_after:
-                return
-            request.after = page.next_after
 
 
 class _Shared:

@@ -1,47 +1,24 @@
-"""Decides how a worker lives: handlers by kind, slots, start, drain, stop.
-
-The link (threads of its own) brings leases in batches to the event loop that started the worker;
-async handlers run there as tasks, sync ones in threads; what ends in one turn of the loop is
-reported together. A handler cannot be killed, so its slot is taken until it has really ended.
-"""
+"""Decides what a worker offers to a program: handlers by kind, start, readiness, stop."""
 
 from __future__ import annotations
 
 import asyncio
-import collections
-import contextlib
-import logging
 import os
-import random
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from ._endpoint import parse_configured
-from ._handlers import AnyHandler, Handler
-from ._link import END_S, Link
-from ._outcome import Failed, Nacked, Outcome
+from ._engagement import Engagement, Hooks
+from ._handlers import AnyHandler, Handler, Handlers
 from ._payload import Codec
-from ._proto import workers_pb2
-from ._reconnect import ReconnectPolicy, ReconnectSettings
-from ._session import PROTOCOL_VERSION, Run, Session, Stop
-from ._threads import HandlerThreads
-from ._transport import Dialer, post
-from ._version import __version__
 from .attempt import Attempt, Interceptor
-from .errors import ClosedError, CronoqError, GaveUpError
+from .errors import ClosedError
 from .options import Backoff, Keepalive, Seconds, TlsOptions, WorkerOptions, seconds
 
-logger = logging.getLogger("cronoq.worker")
-
 F = TypeVar("F", bound=AnyHandler)
-
-# Tasks whose kind had no handler here, remembered so that the second time is the last.
-UNKNOWN_MAX = 1024
-# What a cancelled handler gets to clean up in before its attempt is reported anyway, seconds.
-STOP_GRACE_S = 1.0
 
 
 class Worker:
@@ -75,24 +52,24 @@ class Worker:
         on_redirect: Callable[[str, str], object] | None = None,
         on_abort: Callable[[Attempt, str], object] | None = None,
     ) -> None:
-        """Makes a worker; nothing is sent before it is started. See `WorkerOptions`.
+        """Makes a worker; nothing is sent before it is started.
 
         Args:
-            endpoint: See `WorkerOptions`, as all that is not described here.
-            pool: …
-            slots: …
-            name: …
-            labels: …
-            token: …
-            tls: …
-            insecure_redirect_http: …
-            drain_timeout: …
-            backoff: …
-            session_reset: …
-            connect_timeout: …
-            keepalive: …
-            codec: …
-            max_message_bytes: …
+            endpoint: `host:port`, `http://…` or `https://…`.
+            pool: Pool to work for; empty is the server's default.
+            slots: Attempts that may run at once.
+            name: Shown in listings; host and process id when empty.
+            labels: What this worker can do.
+            token: Bearer token.
+            tls: TLS files.
+            insecure_redirect_http: Send the token over plain http to hosts that a server named.
+            drain_timeout: Time that running attempts get at a stop, seconds.
+            backoff: Delays between connections.
+            session_reset: A session of this length starts the backoff anew, seconds.
+            connect_timeout: Time to get a connection, seconds.
+            keepalive: How a dead connection is noticed.
+            codec: How values become bytes.
+            max_message_bytes: Largest message until a server names its own.
             interceptors: Each makes a context manager that is entered around every handler.
             on_connect: Called with the endpoint when a server accepted the worker.
             on_disconnect: Called with endpoint and reason when such a stream ended.
@@ -122,18 +99,16 @@ class Worker:
             codec=codec or defaults.codec,
             max_message_bytes=max_message_bytes,
         )
-        self.codec = self.options.codec
         self._endpoint = parse_configured(endpoint, tls=tls is not None)
         self._interceptors = tuple(interceptors)
-        self._hooks: dict[str, Callable[..., object] | None] = {
+        self._hooks: Hooks = {
             "on_abort": on_abort,
             "on_connect": on_connect,
             "on_disconnect": on_disconnect,
             "on_redirect": on_redirect,
         }
-        self._handlers: dict[str, Handler] = {}
-        self._default: Handler | None = None
-        self._engagement: _Engagement | None = None
+        self._handlers = Handlers()
+        self._engagement: Engagement | None = None
 
     def __repr__(self) -> str:
         options = self.options
@@ -150,9 +125,7 @@ class Worker:
         """
 
         def register(function: F) -> F:
-            if kind in self._handlers:
-                raise ValueError(f"kind {kind!r} has a handler already")
-            self._handlers[kind] = Handler(kind, function, self.codec, self._interceptors)
+            self._handlers.add(kind, self._handler_of(function))
             return function
 
         return register
@@ -164,18 +137,11 @@ class Worker:
             ValueError: There is a default handler already.
             TypeError: The signature cannot be called.
         """
-        if self._default is not None:
-            raise ValueError("there is a default handler already")
-        self._default = Handler("", function, self.codec, self._interceptors)
+        self._handlers.add_default(self._handler_of(function))
         return function
 
-    def find_handler(self, kind: str) -> Handler | None:
-        """Returns who handles a kind, if anyone."""
-        return self._handlers.get(kind, self._default)
-
-    def declared_kinds(self) -> list[str]:
-        """Returns the kinds that the server may send; none means any."""
-        return [] if self._default is not None else sorted(self._handlers)
+    def _handler_of(self, function: AnyHandler) -> Handler:
+        return Handler(function, self.options.codec, self._interceptors)
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -192,11 +158,11 @@ class Worker:
             ValueError: There is no handler.
             ClosedError: The worker runs already.
         """
-        if not self._handlers and self._default is None:
+        if not self._handlers:
             raise ValueError("the worker has no handler")
         if self._engagement is not None:
             raise ClosedError("the worker was started already")
-        self._engagement = _Engagement(self, self._hooks)
+        self._engagement = Engagement(self.options, self._handlers, self._hooks)
         self._engagement.start(self._endpoint)
 
     async def wait_ready(self) -> None:
@@ -273,262 +239,7 @@ class Worker:
         if failure is not None and error is None:
             raise failure
 
-    def _current(self) -> _Engagement:
+    def _current(self) -> Engagement:
         if self._engagement is None:
             raise ClosedError("the worker is not running")
         return self._engagement
-
-
-class _Engagement:
-    """One start of a worker, up to its stop: everything that belongs to one event loop."""
-
-    def __init__(self, worker: Worker, hooks: dict[str, Callable[..., object] | None]) -> None:
-        self._worker = worker
-        self._options = worker.options
-        self._hooks = hooks
-        self._loop = asyncio.get_running_loop()
-        self.codec = worker.codec
-        self.session = Session(self._register(), self._options.max_message_bytes)
-        self._threads = HandlerThreads(self._options.slots)
-        self._backlog: collections.deque[Run] = collections.deque()
-        self._tasks: dict[Run, asyncio.Task[None] | None] = {}
-        self._ended: collections.deque[tuple[Run, Outcome]] = collections.deque()
-        self._is_flushing = False
-        self._unknown: collections.OrderedDict[int, None] = collections.OrderedDict()
-        self._change_event = asyncio.Event()
-        self._stopping: asyncio.Task[None] | None = None
-        self._drain_ends_at = 0.0
-        self._link: Link | None = None
-        self.failure: CronoqError | None = None
-        self.is_stopped = False
-
-    def _register(self) -> workers_pb2.Register:
-        options = self._options
-        return workers_pb2.Register(
-            pool=options.pool,
-            slots=options.slots,
-            worker_name=options.name,
-            protocol_version=PROTOCOL_VERSION,
-            labels=options.labels,
-            sdk=f"python/{__version__}",
-            kinds=self._worker.declared_kinds(),
-        )
-
-    def start(self, endpoint: Any) -> None:
-        options = self._options
-        settings = ReconnectSettings(
-            endpoint=endpoint,
-            has_token=options.token is not None,
-            insecure_redirect_http=options.insecure_redirect_http,
-            backoff_initial=seconds(options.backoff.initial),
-            backoff_max=seconds(options.backoff.maximum),
-            session_reset=seconds(options.session_reset),
-        )
-        policy = ReconnectPolicy(settings, random.random)
-        self._link = Link(self.session, policy, Dialer(options), options.token, self)
-        self._link.start()
-
-    @property
-    def link(self) -> Link:
-        assert self._link is not None
-        return self._link
-
-    # --- what the link says (on its threads) ----------------------------------------------------
-
-    def begin(self, runs: list[Run]) -> None:
-        post(self._loop, self._take, runs)
-
-    def stop_runs(self, runs: list[Run]) -> None:
-        post(self._loop, self._cancel, runs)
-
-    def connected(self, endpoint: str) -> None:
-        logger.info("connected to %s", endpoint)
-        post(self._loop, self._hook, "on_connect", endpoint)
-
-    def disconnected(self, endpoint: str, reason: str) -> None:
-        logger.info("disconnected from %s: %s", endpoint, reason)
-        post(self._loop, self._hook, "on_disconnect", endpoint, reason)
-
-    def redirected(self, endpoint: str, refused: str) -> None:
-        if refused:
-            logger.warning("redirect not followed: %s", refused)
-        else:
-            logger.info("redirected to %s", endpoint)
-        post(self._loop, self._hook, "on_redirect", endpoint, refused)
-
-    def gave_up(self, code: str, message: str) -> None:
-        logger.error("giving up: %s: %s", code, message)
-        self.failure = GaveUpError(f"{code}: {message}", details={"code": code})
-
-    def changed(self) -> None:
-        post(self._loop, self._change_event.set)
-
-    def note_progress(self) -> None:
-        self.link.note_progress()
-
-    async def fetch_output(self, lease: int, task_id: int) -> workers_pb2.Output:
-        return await self.link.fetch_output(lease, task_id)
-
-    def fetch_output_blocking(self, lease: int, task_id: int) -> workers_pb2.Output:
-        return self.link.fetch_output_blocking(lease, task_id)
-
-    def _hook(self, name: str, *arguments: Any) -> None:
-        self._change_event.set()
-        hook = self._hooks[name]
-        if hook is None:
-            return
-        try:
-            hook(*arguments)
-        # A hook is the user's; its fault must not end the worker.
-        except Exception:
-            logger.exception("hook %s failed", name)
-
-    # --- running (on the loop) ------------------------------------------------------------------
-
-    def _take(self, runs: list[Run]) -> None:
-        self._backlog.extend(runs)
-        self._start_waiting()
-
-    def _start_waiting(self) -> None:
-        backlog, tasks, slots = self._backlog, self._tasks, self._options.slots
-        while backlog and len(tasks) < slots:
-            run = backlog.popleft()
-            if run.stop is None:
-                self._start(run)
-            else:
-                self._end(run, Nacked("stopped before it began"))
-
-    def _start(self, run: Run) -> None:
-        handler = self._worker.find_handler(run.message.kind)
-        if handler is None:
-            self._end(run, self._unknown_kind(run))
-            return
-        attempt = Attempt(run, self)
-        if handler.is_async:
-            self._tasks[run] = self._loop.create_task(self._run_async(handler, attempt, run))
-        else:
-            self._tasks[run] = None
-            self._threads.submit(lambda: self._run_blocking(handler, attempt, run))
-
-    def _unknown_kind(self, run: Run) -> Outcome:
-        """Nacked the first time, since another worker may know it; permanent the second."""
-        text = f"no handler for kind {run.message.kind!r}"
-        if run.task_id in self._unknown:
-            return Failed(text, permanent=True)
-        self._unknown[run.task_id] = None
-        if len(self._unknown) > UNKNOWN_MAX:
-            self._unknown.popitem(last=False)
-        return Nacked(text)
-
-    async def _run_async(self, handler: Handler, attempt: Attempt, run: Run) -> None:
-        self._end(run, await handler.run_async(attempt, run))
-
-    def _run_blocking(self, handler: Handler, attempt: Attempt, run: Run) -> None:
-        self._ended.append((run, handler.run_blocking(attempt, run)))
-        if not self._is_flushing:
-            self._is_flushing = True
-            post(self._loop, self._flush)
-
-    def _end(self, run: Run, outcome: Outcome) -> None:
-        self._ended.append((run, outcome))
-        if not self._is_flushing:
-            self._is_flushing = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        """Reports all that ended since the last turn."""
-        self._is_flushing = False
-        ended: list[tuple[Run, Outcome]] = []
-        while self._ended:
-            ended.append(self._ended.popleft())
-        tasks = self._tasks
-        for run, _ in ended:
-            tasks.pop(run, None)
-        self.session.report(ended, self._loop.time())
-        self._start_waiting()
-        if self._stopping is not None:
-            self._change_event.set()
-
-    def _cancel(self, runs: list[Run]) -> None:
-        for run in runs:
-            task = self._tasks.get(run)
-            if task is not None:
-                task.cancel()
-            if run in self._backlog:
-                self._backlog.remove(run)
-                self._end(run, Nacked("stopped before it began"))
-            reason = run.stop_reason or (run.stop.value if run.stop is not None else "")
-            logger.info("task %d: handler told to stop: %s", run.task_id, reason)
-            self._hook("on_abort", Attempt(run, self), reason)
-
-    # --- stopping -------------------------------------------------------------------------------
-
-    async def until(self, is_true: Callable[[], bool]) -> None:
-        """Waits for a fact that some event of this worker brings about."""
-        while not is_true():
-            if self.failure is not None:
-                raise self.failure
-            self._change_event.clear()
-            if not is_true() and self.failure is None:
-                await self._change_event.wait()
-
-    async def stop(self, drain_timeout: float) -> None:
-        ends_at = self._loop.time() + drain_timeout
-        if self._stopping is None:
-            self._drain_ends_at = ends_at
-            self._stopping = self._loop.create_task(self._stop())
-        elif ends_at < self._drain_ends_at:
-            self._drain_ends_at = ends_at
-            self._change_event.set()
-        # Whoever waits may be cancelled; the stop itself goes on.
-        await asyncio.shield(self._stopping)
-
-    async def _stop(self) -> None:
-        self.session.drain()
-        while self._backlog:
-            self._end(self._backlog.popleft(), Nacked("worker is stopping"))
-        await self._until_drained(lambda: not self._tasks and not self._ended)
-        if self._tasks:
-            await self._cancel_rest()
-        self._drain_ends_at = max(self._drain_ends_at, self._loop.time() + STOP_GRACE_S)
-        self.link.close()
-        await self._until_drained(lambda: self.session.is_settled or self.link.is_over)
-        await self._close_link()
-        self._threads.close()
-        self.is_stopped = True
-        self._change_event.set()
-
-    async def _until_drained(self, is_true: Callable[[], bool]) -> None:
-        """Waits for a fact, at most until the drain's end, which a second stop may draw nearer."""
-        while not is_true():
-            left = self._drain_ends_at - self._loop.time()
-            if left <= 0:
-                return
-            self._change_event.clear()
-            if is_true():
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._change_event.wait()
-
-    async def _cancel_rest(self) -> None:
-        """Time is up: handlers are cancelled, and what does not end is reported without them."""
-        stopped = self.session.stop_runs(Stop.STOPPED)
-        self._cancel(stopped)
-        self._drain_ends_at = self._loop.time() + STOP_GRACE_S
-        await self._until_drained(lambda: not self._tasks and not self._ended)
-        rest = self.session.open_runs()
-        if rest:
-            logger.warning("handlers of tasks %s do not end", [run.task_id for run in rest])
-            now = self._loop.time()
-            self.session.report([(run, Failed(Stop.STOPPED.value)) for run in rest], now)
-
-    async def _close_link(self) -> None:
-        unconfirmed = self.session.unconfirmed_tasks()
-        if unconfirmed:
-            logger.warning("stopped before the server confirmed tasks %s", unconfirmed)
-        link = self.link
-        link.half_close()
-        if not await asyncio.to_thread(link.join, END_S):
-            link.abandon()
-            await asyncio.to_thread(link.join, END_S)
