@@ -16,7 +16,7 @@ setup:
 # Start a server and a worker and do real work with them (--path DIR for another folder)
 [no-exit-message]
 demo *args:
-    @python demo/main.py "$@"
+    @python -m demo.main "$@"
 
 # Generate the code of all languages from proto/
 gen:
