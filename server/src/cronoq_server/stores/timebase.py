@@ -9,7 +9,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from cronoq_server.engine.model import Duration, Instant, PastAttempt, TaskSpec
-from cronoq_server.engine.mutations import StatusChanged, StoredTask, TaskInserted
+from cronoq_server.engine.mutations import (
+    StatusChanged,
+    StoredSchedule,
+    StoredTask,
+    TaskInserted,
+)
 
 
 def _moved(at: Instant | None, by: Duration) -> Instant | None:
@@ -55,4 +60,14 @@ def shift_task(task: StoredTask, by: int) -> StoredTask:
         created_at=task.created_at + by,
         spec=shift_spec(task.spec, by),
         change=None if task.change is None else shift_change(task.change, by),
+    )
+
+
+def shift_schedule(schedule: StoredSchedule, by: int) -> StoredSchedule:
+    """A schedule moved by `by` nanoseconds; its template has no absolute times."""
+    return replace(
+        schedule,
+        put_at=schedule.put_at + by,
+        processed_at=schedule.processed_at + by,
+        next_at=_moved(schedule.next_at, by),
     )

@@ -18,6 +18,7 @@ import asyncio
 import itertools
 from typing import Any, Protocol
 
+import msgspec
 import pytest
 
 from cronoq_server.engine.ids import pack
@@ -28,6 +29,7 @@ from cronoq_server.engine.model import (
     PastAttempt,
     Progress,
     RetryPolicy,
+    ScheduleSpec,
     Status,
     TaskFilter,
     TaskSpec,
@@ -35,8 +37,14 @@ from cronoq_server.engine.model import (
 from cronoq_server.engine.mutations import (
     Mutation,
     Output,
+    PoolPaused,
     RecoveredChunk,
+    ResourceResized,
+    ScheduleRemoved,
+    ScheduleSaved,
+    StoredSchedule,
     StoredTask,
+    TaskDeleted,
     TaskInserted,
     TasksPruned,
 )
@@ -50,7 +58,7 @@ from cronoq_server.stores.base import (
     Store,
     TimeBase,
 )
-from cronoq_server.testing.builders import EPOCH_START, batch, changed, inserted, output
+from cronoq_server.testing.builders import EPOCH_START, batch, changed, inserted, output, task
 
 __all__ = [
     "TestAtomicity",
@@ -64,6 +72,7 @@ __all__ = [
     "TestPruning",
     "TestRecovery",
     "TestRestart",
+    "TestSettings",
     "TestText",
     "TestTimeBase",
 ]
@@ -127,11 +136,24 @@ async def recovered(
     live: list[StoredTask] = []
     parents: list[StoredTask] = []
     finished: list[StoredTask] = []
+    schedules: list[StoredSchedule] = []
+    paused: list[str] = []
+    resized: list[ResourceResized] = []
     async for chunk in store.recover(leadership, horizon):
         live += chunk.live
         parents += chunk.parents
         finished += chunk.finished
-    return RecoveredChunk(tuple(live), tuple(parents), tuple(finished))
+        schedules += chunk.schedules
+        paused += chunk.paused_pools
+        resized += chunk.resized
+    return RecoveredChunk(
+        tuple(live),
+        tuple(parents),
+        tuple(finished),
+        tuple(schedules),
+        tuple(paused),
+        tuple(resized),
+    )
 
 
 def ids(tasks: tuple[StoredTask, ...] | list[StoredTask]) -> list[int]:
@@ -200,6 +222,10 @@ ABSOLUTE_SPEC = TaskSpec(
     not_before=EPOCH_START + 1,
 )
 """The absolute forms of the same."""
+
+
+FULL_TEMPLATE = msgspec.structs.replace(FULL_SPEC, dependencies=())
+"""What a schedule's template can say."""
 
 
 class TestLeadership:
@@ -488,8 +514,76 @@ class TestRecovery:
         assert found.finished == ()
 
 
+class TestSettings:
+    """What was set at run time: schedules, paused pools, resized resources."""
+
+    async def test_a_schedule_comes_back_whole(self, place: Place) -> None:
+        """As it was put, and how far it has come."""
+        schedule = StoredSchedule(
+            ScheduleSpec("nightly", "0 3 * * *", FULL_TEMPLATE, "Europe/Berlin", 2, 2, 3, 3),
+            put_at=EPOCH_START,
+            paused=True,
+            processed_at=EPOCH_START + 5,
+            next_at=EPOCH_START + 10,
+            last_task=pack(SHARD, 1, 7),
+            first_task=pack(SHARD, 1, 3),
+            chain_broken=True,
+            skipped=12,
+        )
+        store, leadership = await written(place, ScheduleSaved(schedule))
+        assert (await recovered(store, leadership)).schedules == (schedule,)
+
+    async def test_schedules_come_by_name_each_in_its_last_state(self, place: Place) -> None:
+        """Removed ones not at all, unless they were put again."""
+        saved = [
+            ScheduleSaved(StoredSchedule(ScheduleSpec(name, "@hourly", task()), EPOCH_START))
+            for name in ("b", "a", "c", "d")
+        ]
+        store, leadership = await written(place, *saved)
+        again = StoredSchedule(ScheduleSpec("b", "@daily", task()), EPOCH_START, skipped=1)
+        changes: list[Mutation] = [
+            ScheduleSaved(again),
+            ScheduleRemoved("c"),
+            ScheduleRemoved("d"),
+            saved[3],
+            ScheduleRemoved("unknown"),
+        ]
+        await store.commit(leadership, batch(2, *changes))
+        found = (await recovered(store, leadership)).schedules
+        assert found == (saved[1].schedule, again, saved[3].schedule)
+
+    async def test_paused_pools_come_back_until_they_are_resumed(self, place: Place) -> None:
+        """The last word counts."""
+        store, leadership = await written(
+            place, PoolPaused("b", True), PoolPaused("a", True), PoolPaused("c", True)
+        )
+        await store.commit(leadership, batch(2, PoolPaused("c", False), PoolPaused("d", False)))
+        assert (await recovered(store, leadership)).paused_pools == ("a", "b")
+
+    async def test_resized_resources_come_back(self, place: Place) -> None:
+        """With what the configuration said then; the last size counts."""
+        first = ResourceResized("gpu", 4, 0, 0, (2, 0, 0))
+        last = ResourceResized("gpu", 6, 0, 0, (2, 0, 0))
+        bucket = ResourceResized("api", 0, 2**62, 100, (0, 10, 50))
+        store, leadership = await written(place, first, bucket)
+        await store.commit(leadership, batch(2, last))
+        assert (await recovered(store, leadership)).resized == (bucket, last)
+
+
 class TestPruning:
     """Old ends go when a batch says so."""
+
+    async def test_a_deleted_task_is_gone_with_all_that_belongs_to_it(self, place: Place) -> None:
+        """Only that one, and its id is not used again."""
+        store, leadership = await written(
+            place, *finished(1), *finished(2, key="a"), output(2), inserted(3)
+        )
+        await store.commit(leadership, batch(2, TaskDeleted(2)))
+        assert (await store.find_finished(FinishedQuery(ids=(2,), keys=("a",)))).tasks == []
+        assert await store.load_tasks([2]) == []
+        assert await store.load_outputs([2]) == {}
+        found = await recovered(store, leadership)
+        assert (ids(found.live), ids(found.finished)) == ([3], [1])
 
     async def test_what_ended_before_goes(self, place: Place) -> None:
         """Later ends and live tasks stay."""
@@ -792,12 +886,15 @@ class TestTimeBase:
         """With any base, for tasks, changes, horizons and pruning."""
         store, leadership = await opened(place, base=self.BASE)
         past = PastAttempt(1, "w", 3, 4, "failed", "")
+        schedule = StoredSchedule(ScheduleSpec("s", "@hourly", task()), 1, False, 2, 3)
         end = changed(2, Status.FAILED, at=9, started_at=8, history=(past,))
         waits = changed(3, Status.RETRYING, at=5, started_at=4, retry_at=6)
         spec = TaskSpec("default", "default", deadline_at=50, start_at=40, not_before=30)
         rows = [TaskInserted(1, 10, spec), inserted(2, at=1), end, inserted(3, at=2), waits]
+        rows.append(ScheduleSaved(schedule))
         await store.commit(leadership, batch(1, *rows))
         found = await recovered(store, leadership, 9)
+        assert found.schedules == (schedule,)
         assert found.live[0] == StoredTask(1, 10, spec)
         assert found.live[1].change == waits
         assert found.finished[0].change == end
