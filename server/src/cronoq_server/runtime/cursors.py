@@ -11,7 +11,7 @@ import struct
 
 import msgspec
 
-_LAYOUT = struct.Struct(">BQQI")
+_LAYOUT = struct.Struct(">BQQI?")
 _VERSION = 1
 
 
@@ -22,23 +22,25 @@ class Cursor(msgspec.Struct, frozen=True, gc=False):
         epoch: Epoch of the leader that gave it.
         position: Number of the last batch of which something was seen.
         index: How many events of that position were seen.
+        whole: Whether every end of that position was seen.
     """
 
     epoch: int
     position: int
     index: int
+    whole: bool = False
 
 
-def encode(epoch: int, position: int, index: int) -> bytes:
+def encode(epoch: int, position: int, index: int, whole: bool = False) -> bytes:
     """A cursor's bytes."""
-    return _LAYOUT.pack(_VERSION, epoch, position, index)
+    return _LAYOUT.pack(_VERSION, epoch, position, index, whole)
 
 
 def decode(cursor: bytes) -> Cursor | None:
     """Reads a cursor; None when it is not one."""
     if len(cursor) != _LAYOUT.size:
         return None
-    version, epoch, position, index = _LAYOUT.unpack(cursor)
+    version, epoch, position, index, whole = _LAYOUT.unpack(cursor)
     if version != _VERSION:
         return None
-    return Cursor(epoch, position, index)
+    return Cursor(epoch, position, index, whole)

@@ -157,7 +157,7 @@ class WatchStream:
         return self
 
     async def __anext__(self) -> WatchBatch:
-        """The next events, or a bookmark.
+        """The next events, or a bookmark; cancelled, the stream is over.
 
         Raises:
             Refused: The watcher was too slow, its cursor is unknown, or this leadership ended.
@@ -195,14 +195,14 @@ class WatchStream:
                     yield bookmark
 
     def _start_cursor(self) -> bytes:
-        epoch, resume = self._watchers.epoch, self._resume
-        if resume is not None:
-            return cursors.encode(resume.epoch, resume.position, resume.index)
-        return cursors.encode(epoch, self._ring.position, self._ring.index)
+        resume = self._resume
+        if resume is None:
+            return self._watchers.present()
+        return cursors.encode(resume.epoch, resume.position, resume.index, resume.whole)
 
     async def _from_store(self, cursor: Cursor) -> AsyncIterator[list[tuple[StatusEvent, bytes]]]:
         """Ends from the cursor's position on, then how live tasks stand."""
-        position, last = cursor.position, 0
+        position, last = cursor.position + cursor.whole, 0
         while True:
             self._check()
             page = await self._watchers.find_ends(position, last, self._pools)
@@ -262,8 +262,7 @@ class WatchStream:
                 alarm.cancel()
         if self._buffer or self._refusal is not None:
             return None
-        ring = self._ring
-        return WatchBatch([], cursors.encode(self._watchers.epoch, ring.position, ring.index))
+        return WatchBatch([], self._watchers.present())
 
     def _check(self) -> None:
         if self._refusal is not None:
@@ -413,6 +412,10 @@ class Watchers:
     def advance(self, position: int) -> None:
         """Notes the position that has become durable."""
         self.ring.advance(position)
+
+    def present(self) -> bytes:
+        """The cursor behind everything that was published."""
+        return cursors.encode(self.epoch, self.ring.position, self.ring.index, whole=True)
 
     def listen(self, stream: WatchStream) -> None:
         """From now on a stream is offered events as they are published."""
