@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from cronoq_server._proto import admin_pb2, task_pb2, tasks_pb2, workers_pb2
+from cronoq_server._proto import task_pb2, tasks_pb2, workers_pb2
 from tests.api.conftest import Edge, reason_of
 
 Serve = Callable[[str], Awaitable[Edge]]
@@ -389,16 +389,6 @@ async def test_snapshot_and_workers_are_shown(edge: Edge) -> None:
     assert list(pool.pending_by_class) == [0, 0, 1, 0]
     assert (snapshot.pending, snapshot.totals.submitted) == (1, 1)
     await worker.close()
-
-
-async def test_calls_that_are_not_there_yet_say_so(edge: Edge) -> None:
-    """A method of the contract without a body is `unsupported`, machine-readably."""
-    for call in (
-        edge.tasks.Bulk(tasks_pb2.BulkRequest()),
-        edge.admin.AddRecurring(admin_pb2.RecurringRequest()),
-    ):
-        code, reason, _, _ = await refusal(call)
-        assert (code, reason) == (grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED")
 
 
 async def test_answers_name_the_protocol(edge: Edge) -> None:

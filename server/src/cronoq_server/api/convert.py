@@ -12,25 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from google.protobuf.message import Message
-
-from cronoq_server._proto import admin_pb2, task_pb2, tasks_pb2, workers_pb2
+from cronoq_server._proto import task_pb2, tasks_pb2, workers_pb2
 from cronoq_server.api import texts
 from cronoq_server.api.errors import to_status
 from cronoq_server.api.specs import SpecReader
 from cronoq_server.engine import (
     SECOND,
     Admitted,
-    Instant,
     Page,
     Pairs,
     PastAttempt,
-    PoolView,
     Progress,
     Refusal,
     Result,
     RetryPolicy,
-    SnapshotView,
     Status,
     StatusEvent,
     TaskDetail,
@@ -38,7 +33,6 @@ from cronoq_server.engine import (
     TaskRef,
     TaskSpec,
     TaskView,
-    WorkerView,
 )
 from cronoq_server.runtime.watchers import WatchBatch
 
@@ -431,62 +425,4 @@ def output_response(result: Result) -> workers_pb2.Output:
     if result.output is not None:
         response.output = result.output
         response.content_type = result.content_type
-    return response
-
-
-def snapshot_response(view: SnapshotView, now: Instant) -> admin_pb2.SnapshotResponse:
-    """Counts of all pools; `now` is a wall instant."""
-    response = admin_pb2.SnapshotResponse(
-        live_tasks=view.live_tasks,
-        running=view.running,
-        pending=view.pending,
-        workers_connected=view.workers_connected,
-    )
-    for pool in view.pools:
-        _fill_pool(response.pools.add(), pool, now)
-    copy_numbers(response.totals, view.totals)
-    return response
-
-
-def _fill_pool(target: admin_pb2.PoolSnapshot, pool: PoolView, now: Instant) -> None:
-    target.name = pool.name
-    target.capacity = pool.capacity
-    target.busy = pool.busy
-    target.pending_by_class.extend(pool.pending_by_class)
-    target.dispatched = pool.dispatched
-    target.succeeded = pool.succeeded
-    target.failed = pool.failed
-    target.workers_connected = pool.workers_connected
-    target.paused = pool.paused
-    if pool.capacity:
-        target.utilization = pool.busy / pool.capacity
-    if pool.oldest_ready_at is not None:
-        target.oldest_ready_s = max(0, now - pool.oldest_ready_at) / SECOND
-    for group in pool.groups:
-        entry = target.groups.add()
-        fill_pairs(entry.labels, group.labels)
-        entry.capacity = group.capacity
-        entry.busy = group.busy
-
-
-def copy_numbers(target: Message, source: object) -> None:
-    """Copies every field of `target` from the attribute of the same name."""
-    for field in target.DESCRIPTOR.fields:
-        setattr(target, field.name, getattr(source, field.name))
-
-
-def workers_response(workers: Sequence[WorkerView]) -> admin_pb2.ListWorkersResponse:
-    """The connected sessions."""
-    response = admin_pb2.ListWorkersResponse()
-    for worker in workers:
-        entry = response.workers.add()
-        entry.id = worker.session
-        entry.name = worker.name
-        entry.pool = worker.pool
-        fill_pairs(entry.labels, worker.labels)
-        entry.slots = worker.slots
-        entry.busy = worker.busy
-        entry.connected_unix_ns = worker.connected_at
-        entry.sdk = worker.sdk
-        entry.kinds.extend(worker.kinds)
     return response

@@ -15,28 +15,49 @@ import msgspec
 
 from cronoq_server.api.frames import Registration
 from cronoq_server.api.gate import Gate
+from cronoq_server.api.texts import invalid
 from cronoq_server.config import LimitsConfig
 from cronoq_server.engine import (
     MILLISECOND,
     SECOND,
     YEAR,
     Admitted,
+    Backfilled,
+    BackfillSchedule,
+    Bulk,
+    BulkAction,
+    Bulked,
+    Calendar,
     Cancel,
+    Delete,
     Done,
     Duration,
     ErrorReason,
     Event,
     Get,
     GetOutput,
+    GetSchedule,
     Instant,
+    ListResources,
+    ListSchedules,
     ListTasks,
     ListWorkers,
     Page,
+    PauseSchedule,
+    PutSchedule,
+    Redrive,
     Refusal,
+    RemoveSchedule,
+    ResizeResource,
+    ResourceView,
     Result,
     Results,
+    ScheduleSpec,
+    ScheduleView,
+    SetPoolPaused,
     SnapshotQuery,
     SnapshotView,
+    StoredSchedule,
     Submit,
     SubmitMode,
     TaskDetail,
@@ -44,6 +65,8 @@ from cronoq_server.engine import (
     TaskRef,
     TaskSpec,
     TaskView,
+    Triggered,
+    TriggerSchedule,
     Wait,
     WorkerJoined,
     WorkerView,
@@ -160,6 +183,41 @@ class Service:
         """
         done = await self._request(Done, lambda call: Cancel(call, target, who.pools))
         return done.changed
+
+    async def retry(self, who: Principal, target: TaskRef) -> bool:
+        """Puts an ended task back with a fresh budget; false if it had succeeded.
+
+        Raises:
+            Refused: There is no such task, it has not ended, or its key or edges forbid it.
+        """
+        done = await self._request(Done, lambda call: Redrive(call, target, who.pools))
+        return done.changed
+
+    async def delete(self, who: Principal, target: TaskRef) -> bool:
+        """Forgets an ended task.
+
+        Raises:
+            Refused: There is no such task, or it has not ended.
+        """
+        done = await self._request(Done, lambda call: Delete(call, target, who.pools))
+        return done.changed
+
+    async def bulk(
+        self,
+        who: Principal,
+        wanted: TaskFilter,
+        action: BulkAction,
+        *,
+        after: int,
+        limit: int,
+        dry_run: bool,
+    ) -> Bulked:
+        """Does something to one page of tasks; `limit` 0 is the longest page there is."""
+        most = self.limits.max_list
+        limit = min(limit or most, most)
+        return await self._request(
+            Bulked, lambda call: Bulk(call, wanted, action, limit, after, dry_run, who.pools)
+        )
 
     async def get(self, who: Principal, target: TaskRef) -> TaskView:
         """Shows a task.
@@ -346,11 +404,115 @@ class Service:
     async def snapshot(self, who: Principal) -> tuple[SnapshotView, Instant]:
         """Counts of all pools, and the wall instant that they are of."""
         view = await self._request(SnapshotView, lambda call: SnapshotQuery(call, who.pools))
-        return view, self._leader().clock.now().wall
+        return view, self.wall()
 
     async def list_workers(self, who: Principal) -> tuple[WorkerView, ...]:
         """The connected sessions."""
         return await self._request(tuple, lambda call: ListWorkers(call, who.pools))
+
+    # Schedules
+
+    async def put_schedule(
+        self, who: Principal, spec: ScheduleSpec, calendar: Calendar, *, paused: bool
+    ) -> None:
+        """Puts a schedule, new or in place of the one with its name.
+
+        Raises:
+            Refused: Its pool or a resource is unknown, or its name is taken elsewhere.
+        """
+        await self._request(Done, lambda call: PutSchedule(call, spec, calendar, paused, who.pools))
+
+    async def remove_schedule(self, who: Principal, name: str, pool: str) -> bool:
+        """Removes a schedule; false if there is none."""
+        scope = _only(who, pool)
+        done = await self._request(Done, lambda call: RemoveSchedule(call, name, scope))
+        return done.changed
+
+    async def get_schedule(self, who: Principal, name: str, pool: str) -> StoredSchedule:
+        """Shows a schedule.
+
+        Raises:
+            Refused: There is no such schedule (in that pool, if one is named).
+        """
+        scope = _only(who, pool)
+        view = await self._request(ScheduleView, lambda call: GetSchedule(call, name, scope))
+        return view.stored
+
+    async def list_schedules(self, who: Principal) -> list[StoredSchedule]:
+        """All schedules, by name."""
+        views: tuple[ScheduleView, ...] = await self._request(
+            tuple, lambda call: ListSchedules(call, who.pools)
+        )
+        return [view.stored for view in views]
+
+    async def pause_schedule(self, who: Principal, name: str, pool: str, *, paused: bool) -> None:
+        """Pauses or resumes a schedule.
+
+        Raises:
+            Refused: There is no such schedule.
+        """
+        scope = _only(who, pool)
+        await self._request(Done, lambda call: PauseSchedule(call, name, paused, scope))
+
+    async def trigger_schedule(self, who: Principal, name: str, pool: str) -> int:
+        """Makes one occurrence now and returns its task's id.
+
+        Raises:
+            Refused: There is no such schedule.
+        """
+        scope = _only(who, pool)
+        done = await self._request(Triggered, lambda call: TriggerSchedule(call, name, scope))
+        return done.task_id
+
+    async def backfill_schedule(
+        self, who: Principal, name: str, pool: str, start: Instant, end: Instant, *, dry_run: bool
+    ) -> Backfilled:
+        """Makes the occurrences from `start` on and before `end`.
+
+        Raises:
+            Refused: There is no such schedule, or the range reaches into the future.
+        """
+        if end > self.wall():
+            raise invalid("to_unix_ns", "must not be in the future")
+        scope = _only(who, pool)
+        return await self._request(
+            Backfilled,
+            lambda call: BackfillSchedule(call, name, start, end - 1, dry_run, scope),
+        )
+
+    # Capacity
+
+    async def pause_pool(self, pool: str, *, paused: bool) -> None:
+        """Pauses or resumes a pool.
+
+        Raises:
+            Refused: There is no such pool.
+        """
+        await self._request(Done, lambda call: SetPoolPaused(call, pool, paused))
+
+    async def list_resources(self) -> tuple[ResourceView, ...]:
+        """All resources and how much of them is out."""
+        return await self._request(tuple, ListResources)
+
+    async def resize_resource(
+        self, name: str, permits: int | None, rate: int | None, burst: int | None
+    ) -> ResourceView:
+        """Gives a resource another size; None leaves a figure, `rate` is in nano-tokens.
+
+        Raises:
+            Refused: There is no such resource, or it has no such figure.
+        """
+        return await self._request(
+            ResourceView, lambda call: ResizeResource(call, name, permits, rate, burst)
+        )
+
+    def wall(self) -> Instant:
+        """What time it is.
+
+        Raises:
+            Refused: This server does not lead.
+        """
+        return self._leader().clock.now().wall
 
     # Asking
 
@@ -376,6 +538,14 @@ class Service:
             raise Refused(answer)
         assert isinstance(answer, kind), answer
         return answer
+
+
+def _only(who: Principal, pool: str) -> frozenset[str] | None:
+    """The caller's pools, or just the one that was named."""
+    if not pool:
+        return who.pools
+    named = frozenset({pool})
+    return named if who.pools is None else named & who.pools
 
 
 def _parking_time(remaining_s: float | None) -> Duration:

@@ -179,6 +179,17 @@ def instant(nanoseconds: int, field: str) -> int:
     return nanoseconds
 
 
+def at_least_one(number: int, field: str) -> int:
+    """Checks an amount.
+
+    Raises:
+        Refused: It is 0.
+    """
+    if number < 1:
+        raise invalid(field, "must be at least 1", 1)
+    return number
+
+
 def choice(number: int, known: Iterable[int], field: str) -> int:
     """Checks the number of an enum.
 
