@@ -292,6 +292,9 @@ def engine_settings(config: Config, leadership: Leadership, store: Store) -> Eng
         finished_max=limits.finished_max,
         max_list=limits.max_list,
         store_remembers=store.capabilities.remembers,
+        catch_up_max=limits.catch_up_max,
+        catch_up_window=nanoseconds(limits.catch_up_window_s),
+        backfill_max=limits.backfill_max,
     )
 
 
@@ -315,6 +318,8 @@ def pool_settings(pool: PoolConfig) -> PoolSettings:
         fair_share=pool.fair_share,
         tenant_weights=pool.tenant_weights,
         await_unknown_dependencies=nanoseconds(pool.await_unknown_dependencies_s),
+        reservable_fraction=pool.reservable_fraction,
+        max_hold=nanoseconds(pool.max_hold_s),
     )
 
 

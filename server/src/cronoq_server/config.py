@@ -223,6 +223,9 @@ class LimitsConfig:
     idle_connection_timeout_s: float = _value(_seconds(above_zero=True), 120.0)
     keepalive_interval_s: float = _value(_float(1, 86_400), 20.0)
     keepalive_timeout_s: float = _value(_float(0, 3600, above=True), 10.0)
+    catch_up_max: int = _value(_int(0, 100_000), 1000)
+    catch_up_window_s: float = _value(_seconds(), 604_800.0)
+    backfill_max: int = _value(_int(1, 100_000), 1000)
     max_batch_mutations: int = _value(_int(1, 1_000_000), 20_000)
 
 
@@ -248,6 +251,8 @@ class PoolConfig:
     lease_ttl_s: float = _value(_float(0.1, 86_400), 30.0)
     retry: RetryConfig = field(default_factory=RetryConfig, metadata={"table": RetryConfig})
     default_duration_s: float = _value(_seconds(above_zero=True), 1.0)
+    reservable_fraction: float = _value(_float(0, 1), 0.5)
+    max_hold_s: float = _value(_seconds(), 10.0)
     await_unknown_dependencies_s: float = _value(_seconds(), 0.0)
     fair_share: bool = _value(_bool, False)
     tenant_weights: tuple[tuple[str, float], ...] = _value(_weights, ())
