@@ -156,7 +156,7 @@ async def test_requests_are_split_by_count(server: ScriptedServer) -> None:
     """No request holds more tasks than the server takes."""
     async with Client(server.endpoint, max_tasks_per_batch=10) as client:
         await asyncio.gather(*(client.submit("echo", n) for n in range(25)))
-    assert _sizes(server) == [10, 10, 5]
+    assert sorted(_sizes(server)) == [5, 10, 10]  # Two are on their way at once.
 
 
 @pytest.mark.usefixtures("admission")
@@ -165,7 +165,7 @@ async def test_requests_are_split_by_size(server: ScriptedServer) -> None:
     async with Client(server.endpoint, max_message_bytes=1_000_000) as client:
         sizes = [200_000, 200_000, 200_000, 900_000, 100]
         await asyncio.gather(*(client.submit("echo", b"x" * size) for size in sizes))
-    assert _sizes(server) == [2, 1, 1, 1]
+    assert sorted(_sizes(server)) == [1, 1, 1, 2]  # Two are on their way at once.
 
 
 @pytest.mark.usefixtures("admission")

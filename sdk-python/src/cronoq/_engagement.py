@@ -260,8 +260,13 @@ class Engagement:
 
     async def _until_drained(self, is_true: Callable[[], bool]) -> None:
         """Waits for a fact, at most until the drain's end, which a second stop may draw nearer."""
+        while not is_true() and self._loop.time() < (ends_at := self._drain_ends_at):
+            await self._until(lambda: is_true() or self._drain_ends_at < ends_at, ends_at)
+
+    async def _until(self, is_true: Callable[[], bool], ends_at: float) -> None:
+        """Waits for a fact, at most until `ends_at`."""
         while not is_true():
-            left = self._drain_ends_at - self._loop.time()
+            left = ends_at - self._loop.time()
             if left <= 0:
                 return
             self._change_event.clear()
@@ -289,6 +294,7 @@ class Engagement:
             logger.warning("stopped before the server confirmed tasks %s", unconfirmed)
         link = self.link
         link.half_close()
-        if not await asyncio.to_thread(link.join, END_S):
+        await self._until(lambda: link.is_ended, self._loop.time() + END_S)
+        if not link.is_ended:
             link.abandon()
-            await asyncio.to_thread(link.join, END_S)
+            await self._until(lambda: link.is_ended, self._loop.time() + END_S)

@@ -94,18 +94,15 @@ class Link:
         self._pulse_wake = threading.Event()
         self._is_closing = False
         self._is_over = False
+        self.is_ended = False
         self._outbox: queue.SimpleQueue[workers_pb2.WorkerMessage | None] | None = None
         self._call: Any = None
         self._channel: Channel | None = None
-        self._threads = [
-            threading.Thread(target=self._run, name="cronoq-link", daemon=True),
-            threading.Thread(target=self._keep_time, name="cronoq-pulse", daemon=True),
-        ]
 
     def start(self) -> None:
-        """Starts both threads."""
-        for thread in self._threads:
-            thread.start()
+        """Starts both threads. They end by themselves and hold up no exit of the program."""
+        threading.Thread(target=self._run, name="cronoq-link", daemon=True).start()
+        threading.Thread(target=self._keep_time, name="cronoq-pulse", daemon=True).start()
 
     @property
     def is_over(self) -> bool:
@@ -118,7 +115,7 @@ class Link:
         try:
             self._connect_until_over()
         finally:
-            self._is_over = True
+            self._is_over = self.is_ended = True
             self._pulse_wake.set()
             self._listener.changed()
 
@@ -274,13 +271,6 @@ class Link:
         call = self._call
         if call is not None:
             call.cancel()
-
-    def join(self, timeout: float) -> bool:
-        """Waits for the threads; True if they ended."""
-        ends_at = time.monotonic() + timeout
-        for thread in self._threads:
-            thread.join(max(0.0, ends_at - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
 
     # --- parents' outputs -----------------------------------------------------------------------
 

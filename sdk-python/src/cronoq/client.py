@@ -12,7 +12,7 @@ import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
 from . import _calls
 from ._calls import Caller
@@ -77,6 +77,14 @@ class TaskOptions(TypedDict, total=False):
     delay: Seconds | None
     not_before: datetime | None
     expires_in: Seconds | None
+
+
+class HasId(Protocol):
+    """Whatever tells the id of a task: handles, results, descriptions."""
+
+    @property
+    def id(self) -> int:
+        """The task's id."""
 
 
 class TaskHandle:
@@ -368,7 +376,7 @@ class Client:
             waits.forget(target, future)
 
     async def wait_many(
-        self, targets: Iterable[int | TaskHandle], *, timeout: Seconds | None = None
+        self, targets: Iterable[int | HasId], *, timeout: Seconds | None = None
     ) -> list[TaskResult]:
         """Waits until all of the tasks have ended and returns their results in order.
 
@@ -376,7 +384,7 @@ class Client:
             WaitTimeoutError: Some had not ended by then.
             TaskUnknownError: One of them does not exist.
         """
-        ids = [t.id if isinstance(t, TaskHandle) else t for t in targets]
+        ids = [t if isinstance(t, int) else t.id for t in targets]
         waits = self._here().waits
         futures = [waits.begin(task_id) for task_id in ids]
         try:
