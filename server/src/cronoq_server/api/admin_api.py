@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from cronoq_server._proto import admin_pb2, task_pb2
 from cronoq_server.api import admin_convert, texts
+from cronoq_server.api.admin_service import AdminService
 from cronoq_server.api.rpc import Body, Context, caller
-from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
 
 PREVIEW_MAX = 100
@@ -17,7 +17,7 @@ PREVIEW_DEFAULT = 10
 class AdminApi:
     """`cronoq.v1.Admin`."""
 
-    def __init__(self, service: Service, reader: SpecReader) -> None:
+    def __init__(self, service: AdminService, reader: SpecReader) -> None:
         self._service = service
         self._reader = reader
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import aclosing
 
 import grpc
 
 from cronoq_server._proto import admin_pb2, task_pb2, tasks_pb2, workers_pb2
 from cronoq_server.api import convert, texts
 from cronoq_server.api.admin_api import AdminApi
+from cronoq_server.api.admin_service import AdminService
 from cronoq_server.api.errors import PROTOCOL_METADATA
 from cronoq_server.api.rpc import Body, Context, caller, service_handler
 from cronoq_server.api.service import Principal, Service
@@ -174,15 +176,15 @@ class TasksApi:
         wished = request.timeout_s if request.HasField("timeout_s") else None
         timeout = convert.read_wait(wished, "timeout_s", self._limits.max_wait_s)
         outputs = not request.without_output
-        async for results in self._service.wait_many(
-            caller(context), ids, keys, timeout, outputs=outputs
-        ):
-            for message in convert.result_messages(
-                results.results, self._bytes_max, with_output=outputs
-            ):
-                await context.write(message)
-            for message in convert.error_messages(results.refusals):
-                await context.write(message)
+        ends = self._service.wait_many(caller(context), ids, keys, timeout, outputs=outputs)
+        async with aclosing(ends) as stream:
+            async for results in stream:
+                for message in convert.result_messages(
+                    results.results, self._bytes_max, with_output=outputs
+                ):
+                    await context.write(message)
+                for message in convert.error_messages(results.refusals):
+                    await context.write(message)
 
     async def watch(self, request: tasks_pb2.WatchRequest, context: Context) -> None:
         """Streams status events, one per message."""
@@ -248,5 +250,7 @@ def all_handlers(service: Service, reader: SpecReader) -> list[grpc.GenericRpcHa
     return [
         service_handler(tasks_pb2.DESCRIPTOR, "Tasks", TasksApi(service, reader).bodies()),
         service_handler(workers_pb2.DESCRIPTOR, "Workers", WorkersApi(service, reader).bodies()),
-        service_handler(admin_pb2.DESCRIPTOR, "Admin", AdminApi(service, reader).bodies()),
+        service_handler(
+            admin_pb2.DESCRIPTOR, "Admin", AdminApi(AdminService(service), reader).bodies()
+        ),
     ]

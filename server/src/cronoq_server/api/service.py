@@ -8,26 +8,23 @@ from below, and the transport gives it its form.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
 import msgspec
 
 from cronoq_server.api.frames import Registration
 from cronoq_server.api.gate import Gate
-from cronoq_server.api.texts import invalid
 from cronoq_server.config import LimitsConfig
 from cronoq_server.engine import (
     MILLISECOND,
     SECOND,
     YEAR,
     Admitted,
-    Backfilled,
-    BackfillSchedule,
     Bulk,
     BulkAction,
     Bulked,
-    Calendar,
     Cancel,
     Delete,
     Done,
@@ -36,28 +33,13 @@ from cronoq_server.engine import (
     Event,
     Get,
     GetOutput,
-    GetSchedule,
     Instant,
-    ListResources,
-    ListSchedules,
     ListTasks,
-    ListWorkers,
     Page,
-    PauseSchedule,
-    PutSchedule,
     Redrive,
     Refusal,
-    RemoveSchedule,
-    ResizeResource,
-    ResourceView,
     Result,
     Results,
-    ScheduleSpec,
-    ScheduleView,
-    SetPoolPaused,
-    SnapshotQuery,
-    SnapshotView,
-    StoredSchedule,
     Submit,
     SubmitMode,
     TaskDetail,
@@ -65,11 +47,8 @@ from cronoq_server.engine import (
     TaskRef,
     TaskSpec,
     TaskView,
-    Triggered,
-    TriggerSchedule,
     Wait,
     WorkerJoined,
-    WorkerView,
 )
 from cronoq_server.runtime.driver import Driver
 from cronoq_server.runtime.refusals import Refused
@@ -181,7 +160,7 @@ class Service:
         Raises:
             Refused: There is no such task.
         """
-        done = await self._request(Done, lambda call: Cancel(call, target, who.pools))
+        done = await self.request(Done, lambda call: Cancel(call, target, who.pools))
         return done.changed
 
     async def retry(self, who: Principal, target: TaskRef) -> bool:
@@ -190,7 +169,7 @@ class Service:
         Raises:
             Refused: There is no such task, it has not ended, or its key or edges forbid it.
         """
-        done = await self._request(Done, lambda call: Redrive(call, target, who.pools))
+        done = await self.request(Done, lambda call: Redrive(call, target, who.pools))
         return done.changed
 
     async def delete(self, who: Principal, target: TaskRef) -> bool:
@@ -199,7 +178,7 @@ class Service:
         Raises:
             Refused: There is no such task, or it has not ended.
         """
-        done = await self._request(Done, lambda call: Delete(call, target, who.pools))
+        done = await self.request(Done, lambda call: Delete(call, target, who.pools))
         return done.changed
 
     async def bulk(
@@ -215,7 +194,7 @@ class Service:
         """Does something to one page of tasks; `limit` 0 is the longest page there is."""
         most = self.limits.max_list
         limit = min(limit or most, most)
-        return await self._request(
+        return await self.request(
             Bulked, lambda call: Bulk(call, wanted, action, limit, after, dry_run, who.pools)
         )
 
@@ -225,7 +204,7 @@ class Service:
         Raises:
             Refused: There is no such task.
         """
-        return await self._request(TaskView, lambda call: Get(call, target, scope=who.pools))
+        return await self.request(TaskView, lambda call: Get(call, target, scope=who.pools))
 
     async def describe(self, who: Principal, target: TaskRef) -> TaskDetail:
         """Shows a task with its payload, attempts and edges.
@@ -233,7 +212,7 @@ class Service:
         Raises:
             Refused: There is no such task.
         """
-        return await self._request(
+        return await self.request(
             TaskDetail, lambda call: Get(call, target, detail=True, scope=who.pools)
         )
 
@@ -249,7 +228,7 @@ class Service:
         """One page of tasks; `limit` 0 is the longest page there is."""
         most = self.limits.max_list
         limit = min(limit or most, most)
-        return await self._request(
+        return await self.request(
             Page, lambda call: ListTasks(call, wanted, after, limit, newest_first, who.pools)
         )
 
@@ -259,7 +238,7 @@ class Service:
         Raises:
             Refused: The lease is not held, or its task does not depend on that one.
         """
-        return await self._request(
+        return await self.request(
             Result, lambda call: GetOutput(call, None, lease, task_id, who.pools)
         )
 
@@ -273,11 +252,12 @@ class Service:
         """
         ids = (target,) if isinstance(target, int) else ()
         keys = (target,) if isinstance(target, str) else ()
-        async for results in self._results(who, ids, keys, timeout, outputs=True):
-            for _, refusal in results.refusals:
-                raise Refused(refusal)
-            for result in results.results:
-                return result
+        async with aclosing(self._results(who, ids, keys, timeout, outputs=True)) as stream:
+            async for results in stream:
+                for _, refusal in results.refusals:
+                    raise Refused(refusal)
+                for result in results.results:
+                    return result
         raise Refused(WAIT_TIMEOUT)
 
     async def wait_many(
@@ -288,7 +268,7 @@ class Service:
         timeout: Duration,
         *,
         outputs: bool,
-    ) -> AsyncIterator[Results]:
+    ) -> AsyncGenerator[Results, None]:
         """Tells the ends of tasks as they come; what has not ended in time is refused at last.
 
         Args:
@@ -314,8 +294,10 @@ class Service:
             yield Results(0, [], tuple(unknown), last=not waiting)
         if not waiting:
             return
-        async for results in self._results(who, tuple(waiting), (), timeout, outputs=outputs):
-            yield _named_as_asked(results, waiting)
+        ends = self._results(who, tuple(waiting), (), timeout, outputs=outputs)
+        async with aclosing(ends) as stream:
+            async for results in stream:
+                yield _named_as_asked(results, waiting)
         late = tuple((ref, WAIT_TIMEOUT) for refs in waiting.values() for ref in refs)
         if late:
             yield Results(0, [], late, last=True, timed_out=True)
@@ -350,7 +332,7 @@ class Service:
         timeout: Duration,
         *,
         outputs: bool,
-    ) -> AsyncIterator[Results]:
+    ) -> AsyncGenerator[Results, None]:
         driver = self._leader()
         until = driver.clock.now().mono + timeout
         with self.gate.waiter():
@@ -399,112 +381,7 @@ class Service:
             )
         )
 
-    # Looking around
-
-    async def snapshot(self, who: Principal) -> tuple[SnapshotView, Instant]:
-        """Counts of all pools, and the wall instant that they are of."""
-        view = await self._request(SnapshotView, lambda call: SnapshotQuery(call, who.pools))
-        return view, self.wall()
-
-    async def list_workers(self, who: Principal) -> tuple[WorkerView, ...]:
-        """The connected sessions."""
-        return await self._request(tuple, lambda call: ListWorkers(call, who.pools))
-
-    # Schedules
-
-    async def put_schedule(
-        self, who: Principal, spec: ScheduleSpec, calendar: Calendar, *, paused: bool
-    ) -> None:
-        """Puts a schedule, new or in place of the one with its name.
-
-        Raises:
-            Refused: Its pool or a resource is unknown, or its name is taken elsewhere.
-        """
-        await self._request(Done, lambda call: PutSchedule(call, spec, calendar, paused, who.pools))
-
-    async def remove_schedule(self, who: Principal, name: str, pool: str) -> bool:
-        """Removes a schedule; false if there is none."""
-        scope = _only(who, pool)
-        done = await self._request(Done, lambda call: RemoveSchedule(call, name, scope))
-        return done.changed
-
-    async def get_schedule(self, who: Principal, name: str, pool: str) -> StoredSchedule:
-        """Shows a schedule.
-
-        Raises:
-            Refused: There is no such schedule (in that pool, if one is named).
-        """
-        scope = _only(who, pool)
-        view = await self._request(ScheduleView, lambda call: GetSchedule(call, name, scope))
-        return view.stored
-
-    async def list_schedules(self, who: Principal) -> list[StoredSchedule]:
-        """All schedules, by name."""
-        views: tuple[ScheduleView, ...] = await self._request(
-            tuple, lambda call: ListSchedules(call, who.pools)
-        )
-        return [view.stored for view in views]
-
-    async def pause_schedule(self, who: Principal, name: str, pool: str, *, paused: bool) -> None:
-        """Pauses or resumes a schedule.
-
-        Raises:
-            Refused: There is no such schedule.
-        """
-        scope = _only(who, pool)
-        await self._request(Done, lambda call: PauseSchedule(call, name, paused, scope))
-
-    async def trigger_schedule(self, who: Principal, name: str, pool: str) -> int:
-        """Makes one occurrence now and returns its task's id.
-
-        Raises:
-            Refused: There is no such schedule.
-        """
-        scope = _only(who, pool)
-        done = await self._request(Triggered, lambda call: TriggerSchedule(call, name, scope))
-        return done.task_id
-
-    async def backfill_schedule(
-        self, who: Principal, name: str, pool: str, start: Instant, end: Instant, *, dry_run: bool
-    ) -> Backfilled:
-        """Makes the occurrences from `start` on and before `end`.
-
-        Raises:
-            Refused: There is no such schedule, or the range reaches into the future.
-        """
-        if end > self.wall():
-            raise invalid("to_unix_ns", "must not be in the future")
-        scope = _only(who, pool)
-        return await self._request(
-            Backfilled,
-            lambda call: BackfillSchedule(call, name, start, end - 1, dry_run, scope),
-        )
-
-    # Capacity
-
-    async def pause_pool(self, pool: str, *, paused: bool) -> None:
-        """Pauses or resumes a pool.
-
-        Raises:
-            Refused: There is no such pool.
-        """
-        await self._request(Done, lambda call: SetPoolPaused(call, pool, paused))
-
-    async def list_resources(self) -> tuple[ResourceView, ...]:
-        """All resources and how much of them is out."""
-        return await self._request(tuple, ListResources)
-
-    async def resize_resource(
-        self, name: str, permits: int | None, rate: int | None, burst: int | None
-    ) -> ResourceView:
-        """Gives a resource another size; None leaves a figure, `rate` is in nano-tokens.
-
-        Raises:
-            Refused: There is no such resource, or it has no such figure.
-        """
-        return await self._request(
-            ResourceView, lambda call: ResizeResource(call, name, permits, rate, burst)
-        )
+    # Asking
 
     def wall(self) -> Instant:
         """What time it is.
@@ -514,9 +391,12 @@ class Service:
         """
         return self._leader().clock.now().wall
 
-    # Asking
+    async def request(self, kind: type[A], build: Callable[[int], Event]) -> A:
+        """Asks the engine for an answer of one kind, as one of the bounded requests.
 
-    async def _request(self, kind: type[A], build: Callable[[int], Event]) -> A:
+        Raises:
+            Refused: The engine refuses, nobody leads, or too many ask.
+        """
         with self.gate.request():
             return await self._ask(self._leader(), kind, build)
 
@@ -538,14 +418,6 @@ class Service:
             raise Refused(answer)
         assert isinstance(answer, kind), answer
         return answer
-
-
-def _only(who: Principal, pool: str) -> frozenset[str] | None:
-    """The caller's pools, or just the one that was named."""
-    if not pool:
-        return who.pools
-    named = frozenset({pool})
-    return named if who.pools is None else named & who.pools
 
 
 def _parking_time(remaining_s: float | None) -> Duration:

@@ -1,0 +1,155 @@
+"""What operators' operations do: look around, pause, resize, and work with schedules."""
+
+from __future__ import annotations
+
+from cronoq_server.api.service import Principal, Service
+from cronoq_server.api.texts import invalid
+from cronoq_server.engine import (
+    Backfilled,
+    BackfillSchedule,
+    Calendar,
+    Done,
+    GetSchedule,
+    Instant,
+    ListResources,
+    ListSchedules,
+    ListWorkers,
+    PauseSchedule,
+    PutSchedule,
+    RemoveSchedule,
+    ResizeResource,
+    ResourceView,
+    ScheduleSpec,
+    ScheduleView,
+    SetPoolPaused,
+    SnapshotQuery,
+    SnapshotView,
+    StoredSchedule,
+    Triggered,
+    TriggerSchedule,
+    WorkerView,
+)
+
+
+class AdminService:
+    """The operations of operators."""
+
+    def __init__(self, service: Service) -> None:
+        self.limits = service.limits
+        self._ask = service.request
+        self.wall = service.wall
+
+    # Looking around
+
+    async def snapshot(self, who: Principal) -> tuple[SnapshotView, Instant]:
+        """Counts of all pools, and the wall instant that they are of."""
+        view = await self._ask(SnapshotView, lambda call: SnapshotQuery(call, who.pools))
+        return view, self.wall()
+
+    async def list_workers(self, who: Principal) -> tuple[WorkerView, ...]:
+        """The connected sessions."""
+        return await self._ask(tuple, lambda call: ListWorkers(call, who.pools))
+
+    # Schedules
+
+    async def put_schedule(
+        self, who: Principal, spec: ScheduleSpec, calendar: Calendar, *, paused: bool
+    ) -> None:
+        """Puts a schedule, new or in place of the one with its name.
+
+        Raises:
+            Refused: Its pool or a resource is unknown, or its name is taken elsewhere.
+        """
+        await self._ask(Done, lambda call: PutSchedule(call, spec, calendar, paused, who.pools))
+
+    async def remove_schedule(self, who: Principal, name: str, pool: str) -> bool:
+        """Removes a schedule; false if there is none."""
+        scope = _only(who, pool)
+        done = await self._ask(Done, lambda call: RemoveSchedule(call, name, scope))
+        return done.changed
+
+    async def get_schedule(self, who: Principal, name: str, pool: str) -> StoredSchedule:
+        """Shows a schedule.
+
+        Raises:
+            Refused: There is no such schedule (in that pool, if one is named).
+        """
+        scope = _only(who, pool)
+        view = await self._ask(ScheduleView, lambda call: GetSchedule(call, name, scope))
+        return view.stored
+
+    async def list_schedules(self, who: Principal) -> list[StoredSchedule]:
+        """All schedules, by name."""
+        views: tuple[ScheduleView, ...] = await self._ask(
+            tuple, lambda call: ListSchedules(call, who.pools)
+        )
+        return [view.stored for view in views]
+
+    async def pause_schedule(self, who: Principal, name: str, pool: str, *, paused: bool) -> None:
+        """Pauses or resumes a schedule.
+
+        Raises:
+            Refused: There is no such schedule.
+        """
+        scope = _only(who, pool)
+        await self._ask(Done, lambda call: PauseSchedule(call, name, paused, scope))
+
+    async def trigger_schedule(self, who: Principal, name: str, pool: str) -> int:
+        """Makes one occurrence now and returns its task's id.
+
+        Raises:
+            Refused: There is no such schedule.
+        """
+        scope = _only(who, pool)
+        done = await self._ask(Triggered, lambda call: TriggerSchedule(call, name, scope))
+        return done.task_id
+
+    async def backfill_schedule(
+        self, who: Principal, name: str, pool: str, start: Instant, end: Instant, *, dry_run: bool
+    ) -> Backfilled:
+        """Makes the occurrences from `start` on and before `end`.
+
+        Raises:
+            Refused: There is no such schedule, or the range reaches into the future.
+        """
+        if end > self.wall():
+            raise invalid("to_unix_ns", "must not be in the future")
+        scope = _only(who, pool)
+        return await self._ask(
+            Backfilled,
+            lambda call: BackfillSchedule(call, name, start, end - 1, dry_run, scope),
+        )
+
+    # Capacity
+
+    async def pause_pool(self, pool: str, *, paused: bool) -> None:
+        """Pauses or resumes a pool.
+
+        Raises:
+            Refused: There is no such pool.
+        """
+        await self._ask(Done, lambda call: SetPoolPaused(call, pool, paused))
+
+    async def list_resources(self) -> tuple[ResourceView, ...]:
+        """All resources and how much of them is out."""
+        return await self._ask(tuple, ListResources)
+
+    async def resize_resource(
+        self, name: str, permits: int | None, rate: int | None, burst: int | None
+    ) -> ResourceView:
+        """Gives a resource another size; None leaves a figure, `rate` is in nano-tokens.
+
+        Raises:
+            Refused: There is no such resource, or it has no such figure.
+        """
+        return await self._ask(
+            ResourceView, lambda call: ResizeResource(call, name, permits, rate, burst)
+        )
+
+
+def _only(who: Principal, pool: str) -> frozenset[str] | None:
+    """The caller's pools, or just the one that was named."""
+    if not pool:
+        return who.pools
+    named = frozenset({pool})
+    return named if who.pools is None else named & who.pools
