@@ -47,22 +47,32 @@ def offset_changes(zone: str, start: int, stop: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Walk:
-    """What a wall clock read at each step of real time."""
+    """What a wall clock read at each step of real time, and what it never read.
 
-    step: int
+    Attributes:
+        readings: Unix seconds and the wall time read there.
+        gaps: Unix seconds after a jump forward, and the wall times left out before.
+    """
+
     readings: list[tuple[int, datetime]]
+    gaps: list[tuple[int, list[datetime]]]
 
 
 def walk(zone: str, start: int, stop: int, step: int = 60) -> Walk:
     """Walk from `start` up to `stop`, Unix seconds; wall times come without a zone."""
     info = zone_info(zone)
-    return Walk(
-        step,
-        [
-            (at, datetime.fromtimestamp(at, info).replace(tzinfo=None, fold=0))
-            for at in range(start, stop, step)
-        ],
-    )
+    readings = [
+        (at, datetime.fromtimestamp(at, info).replace(tzinfo=None, fold=0))
+        for at in range(start, stop, step)
+    ]
+    gaps = []
+    for (_, before), (at, wall) in pairwise(readings):
+        left_out = []
+        while (before := before + timedelta(seconds=step)) < wall:
+            left_out.append(before)
+        if left_out:
+            gaps.append((at, left_out))
+    return Walk(readings, gaps)
 
 
 class Expression:
@@ -103,40 +113,47 @@ class Expression:
         return by_day or by_weekday
 
 
-def due(expression: Expression, walked: Walk, gap: str, fold: str) -> list[int]:
-    """The Unix seconds of a walk at which the expression is due.
+@dataclass(frozen=True)
+class Matches:
+    """What of a walk matches an expression.
+
+    Attributes:
+        real_time: Whether each reading counts on its own.
+        readings: Unix seconds by the matching wall time that was read there, in order.
+        after_gaps: Unix seconds after jumps that left out a matching wall time.
+    """
+
+    real_time: bool
+    readings: dict[datetime, list[int]]
+    after_gaps: list[int]
+
+
+def match(expression: Expression, walked: Walk) -> Matches:
+    """Hold an expression against each reading of a walk; what lies outside is not known."""
+    readings: dict[datetime, list[int]] = {}
+    for at, wall in walked.readings:
+        if expression.matches(wall):
+            readings.setdefault(wall, []).append(at)
+    after_gaps = [at for at, left_out in walked.gaps if any(map(expression.matches, left_out))]
+    return Matches(expression.real_time, readings, after_gaps)
+
+
+def due(matches: Matches, gap: str, fold: str) -> list[int]:
+    """The Unix seconds at which a schedule is due.
 
     Args:
-        expression: What to match.
-        walked: The walk; what lies outside of it is not known.
+        matches: What of a walk matches its expression.
         gap: `run_after` or `skip`.
         fold: `first`, `last` or `both`.
     """
-    matching = [(at, wall) for at, wall in walked.readings if expression.matches(wall)]
-    if expression.real_time:
-        return [at for at, _ in matching]
+    if matches.real_time:
+        return sorted(at for instants in matches.readings.values() for at in instants)
     found: set[int] = set()
-    by_wall: dict[datetime, list[int]] = {}
-    for at, wall in matching:
-        by_wall.setdefault(wall, []).append(at)
-    for instants in by_wall.values():
+    for instants in matches.readings.values():
         found.update({"first": instants[:1], "last": instants[-1:], "both": instants}[fold])
     if gap == "run_after":
-        found.update(_after_gaps(expression, walked))
+        found.update(matches.after_gaps)
     return sorted(found)
-
-
-def _after_gaps(expression: Expression, walked: Walk) -> list[int]:
-    step = timedelta(seconds=walked.step)
-    found = []
-    for (_, before), (at, wall) in pairwise(walked.readings):
-        never_read = before + step
-        while never_read < wall:
-            if expression.matches(never_read):
-                found.append(at)
-                break
-            never_read += step
-    return found
 
 
 def _number(text: str) -> int:
