@@ -84,6 +84,7 @@ def dispatch(draft: Draft) -> None:
         session = sessions[number]
         session.leases[lease] = attempt
         attempts.append(attempt)
+        task.held = False
         task.lease = lease
         task.session = number
         task.started_at = wall
@@ -235,6 +236,8 @@ def fail_retryable(
         wait = backoff(policy, number, state.chance)
     else:
         wait = min(retry_after, RETRY_AFTER_MAX)
+    if task.booked is not None:
+        state.unbook(task)
     task.message = message
     task.retry_at = now.wall + wait
     task.backoff_until = now.mono + wait

@@ -25,11 +25,14 @@ from cronoq_server.engine.model import PENDING, ErrorReason, Now, Pairs, Refusal
 from cronoq_server.engine.mutations import (
     Mutation,
     OutputStored,
+    ScheduleSaved,
     StatusChanged,
     TaskInserted,
 )
-from cronoq_server.engine.state import Attempt, Session, State, Task
+from cronoq_server.engine.state import Attempt, Schedule, Session, State, Task
 
+_FIRST_WRITTEN = Status.RUNNING
+_LIVES_AGAIN = Status.READY
 _PENDING = tuple(int(status in PENDING) for status in range(len(Status) + 1))
 
 
@@ -43,6 +46,8 @@ class Draft:
             could not listen.
         inserted: Tasks admitted, in order.
         changed: Tasks whose change must be written, by id.
+        saved: Schedules whose state must be written, by name.
+        others: Mutations that are not about a task's status.
         newly_ready: Tasks that became ready in this step, to be put in line at its end.
         unblocked: Tasks whose last edge was satisfied in this step.
         touched: Sessions whose free slots may have changed.
@@ -53,18 +58,21 @@ class Draft:
         "attempts",
         "changed",
         "dispatches",
+        "due_schedules",
         "effects",
         "events",
         "inserted",
         "lease_now",
         "newly_ready",
         "now",
+        "others",
         "outputs",
         "overdue",
         "receipts",
         "replies",
         "results",
         "room_made",
+        "saved",
         "state",
         "touched",
         "unblocked",
@@ -88,6 +96,9 @@ class Draft:
         self.newly_ready: list[Task] = []
         self.touched: dict[int, Session] = {}
         self.unblocked: list[Task] = []
+        self.saved: dict[str, Schedule] = {}
+        self.others: list[Mutation] = []
+        self.due_schedules: list[str] = []
         self.overdue: list[int] = []
         self.room_made = False
 
@@ -150,17 +161,20 @@ class Draft:
     def mutations(self) -> tuple[Mutation, ...]:
         """Everything this step must write: new tasks, then last changes, then outputs."""
         wall = self.now.wall
-        inserted = self.inserted
+        rows = self.inserted
+        rows += [ScheduleSaved(schedule.stored) for schedule in self.saved.values()]
+        rows += self.others
         if not self.changed:
-            return tuple(inserted)
-        rows: list[Mutation] = inserted
+            return tuple(rows)
         outputs = {row.task_id for row in self.outputs if isinstance(row, OutputStored)}
         for task in self.changed.values():
             status = task.status
             rows.append(
                 StatusChanged(
                     task.id,
-                    status,
+                    # What is derived from spec and parents is not written; a redrive says only
+                    # that the task lives again.
+                    status if status >= _FIRST_WRITTEN else _LIVES_AGAIN,
                     task.attempt,
                     task.attempts_max,
                     wall,

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 
+from msgspec.structs import replace
+
 from cronoq_server.engine.draft import Draft
 from cronoq_server.engine.effects import Result
 from cronoq_server.engine.lifecycle import Cause
-from cronoq_server.engine.model import EdgeCondition, ErrorReason, Status
+from cronoq_server.engine.model import EdgeCondition, ErrorReason, Overlap, Status
 from cronoq_server.engine.mutations import OutputStored
 from cronoq_server.engine.state import Finished, Task
 
@@ -67,6 +69,12 @@ def _end_one(
     task_id = task.id
     if task.status == _READY:
         state.placement.withdraw(task)
+    elif task.held:
+        state.placement.unhold(task)
+    if task.booked is not None:
+        state.unbook(task)
+    if task.schedule:
+        _end_occurrence(draft, task, cause)
     if not task.attempt and (task.expires_at is not None or task.due_at is not None):
         state.wall_timers.disarmed()
     task.message = message
@@ -76,13 +84,11 @@ def _end_one(
     draft.room_made = True
     if output is not None:
         draft.outputs.append(output)
-    state.placement.release(task.demand)
-    del state.tasks[task_id]
-    state.index.left()
+    state.retire(task)
     status = task.status
     has_output = output is not None
     state.finished[task_id] = Finished(
-        task_id, spec.key, spec.pool, status, task.attempt, now.wall, message, has_output
+        task_id, spec.key, spec.pool, status, task.attempt, now.wall, message, has_output, now.mono
     )
     state.retention.append((now.mono, task_id))
     if task_id in state.waiters:
@@ -92,6 +98,17 @@ def _end_one(
     if task_id in state.children:
         return _judge_children(draft, task)
     return []
+
+
+def _end_occurrence(draft: Draft, task: Task, cause: Cause) -> None:
+    """An occurrence that does not succeed breaks the chain of its schedule, if it has one."""
+    schedule = draft.state.schedules.get(task.schedule)
+    if schedule is None or cause == _COMPLETED or schedule.stored.chain_broken:
+        return
+    stored = schedule.stored
+    if stored.spec.overlap == Overlap.QUEUE_ON_SUCCESS and 0 < stored.first_task <= task.id:
+        schedule.stored = replace(stored, chain_broken=True)
+        draft.saved[task.schedule] = schedule
 
 
 def _tell_waiters(draft: Draft, task: Task, output: OutputStored | None) -> None:

@@ -15,7 +15,19 @@ from typing import Any
 
 import msgspec
 
-from cronoq_server.engine import admission, attempts, events, queries, readiness, recovery, workers
+from cronoq_server.engine import (
+    admission,
+    attempts,
+    capacity,
+    events,
+    judging,
+    queries,
+    readiness,
+    recovery,
+    redrive,
+    schedules,
+    workers,
+)
 from cronoq_server.engine.draft import Draft
 from cronoq_server.engine.effects import Effect
 from cronoq_server.engine.model import MILLISECOND, SECOND, EngineSettings, Now
@@ -79,6 +91,19 @@ class Engine:
             events.SnapshotQuery: queries.take_snapshot,
             events.ListWorkers: queries.list_workers,
             events.GetOutput: queries.get_output,
+            events.Redrive: redrive.redrive,
+            events.Delete: redrive.delete,
+            events.Bulk: redrive.bulk,
+            events.PutSchedule: schedules.put,
+            events.RemoveSchedule: schedules.remove,
+            events.GetSchedule: schedules.get,
+            events.ListSchedules: schedules.list_all,
+            events.PauseSchedule: schedules.pause,
+            events.TriggerSchedule: schedules.trigger,
+            events.BackfillSchedule: schedules.backfill,
+            events.SetPoolPaused: capacity.set_pool_paused,
+            events.ResizeResource: capacity.resize_resource,
+            events.ListResources: capacity.list_resources,
             events.ClockSet: _clock_set,
             events.DispatchStopped: _dispatch_stopped,
             events.DispatchRested: _dispatch_rested,
@@ -89,7 +114,10 @@ class Engine:
         self._state.last_mono = now.mono
         self._offset = now.wall - now.mono
         draft = Draft(self._state, now)
-        recovery.restore(draft, recovered)
+        chunks = list(recovered)
+        capacity.restore_capacity(draft, chunks)
+        schedules.restore_schedules(draft, chunks)
+        recovery.restore(draft, chunks)
         return self._finish(draft)
 
     def step(self, happened: Sequence[events.Event], now: Now) -> Step:
@@ -106,6 +134,7 @@ class Engine:
         self._keep_time(now)
         draft = Draft(state, now)
         readiness.wake(draft)
+        schedules.fire_due(draft)
         handlers = self._handlers
         for event in happened:
             handlers[type(event)](draft, event)
@@ -114,9 +143,16 @@ class Engine:
 
     def wants(self, event: events.Event) -> tuple[list[int], list[str]]:
         """Ids and keys that must be looked up in the store before `event` may enter."""
-        if type(event) is not events.Submit or not self._state.settings.store_remembers:
+        state = self._state
+        if type(event) is events.Redrive or type(event) is events.Delete:
+            return redrive.lookups(state, event.target)
+        if not state.settings.store_remembers:
             return [], []
-        return admission.wants(self._state, event)
+        if type(event) is events.Submit:
+            return judging.wants(state, event)
+        if type(event) is events.BackfillSchedule:
+            return [], schedules.backfill_keys(state, event)
+        return [], []
 
     def close(self) -> None:
         """Drops all state, so that records that the garbage collector does not track are freed."""
@@ -170,8 +206,8 @@ class Engine:
         return Now(state.wall_timers.next(), mono)
 
 
-def _clock_set(_draft: Draft, _event: events.ClockSet) -> None:
-    """The wall clock was set back by a lot; what waits for an instant goes on waiting for it."""
+def _clock_set(draft: Draft, _event: events.ClockSet) -> None:
+    schedules.clock_set(draft)
 
 
 def _dispatch_stopped(draft: Draft, _event: events.DispatchStopped) -> None:

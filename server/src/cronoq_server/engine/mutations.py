@@ -91,6 +91,8 @@ class StoredSchedule(msgspec.Struct, frozen=True, gc=False):
         processed_at: Wall instant up to which occurrences are dealt with.
         next_at: Its next occurrence; None = it never fires again.
         last_task: The last task it created; 0 = none.
+        first_task: The first task created since it was put; 0 = none. Only those count for its
+            chain.
         chain_broken: Whether its chain broke (overlap `queue_on_success`).
         skipped: How many occurrences were passed over, ever.
     """
@@ -101,6 +103,7 @@ class StoredSchedule(msgspec.Struct, frozen=True, gc=False):
     processed_at: Instant = 0
     next_at: Instant | None = None
     last_task: int = 0
+    first_task: int = 0
     chain_broken: bool = False
     skipped: int = 0
 

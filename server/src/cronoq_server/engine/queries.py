@@ -60,7 +60,7 @@ def get(draft: Draft, event: Get) -> None:
     if isinstance(found, Task):
         view = task_detail if event.detail else task_view
         draft.reply(event.call, view(state, found))
-    elif found is None and _is_hidden(state, event.target):
+    elif found is None and is_hidden(state, event.target):
         refuse_unknown(draft, event.call, event.target)
     else:
         want = Wanted.DETAIL if event.detail else Wanted.VIEW
@@ -68,20 +68,20 @@ def get(draft: Draft, event: Get) -> None:
         draft.reply(event.call, FromStore(target, want, event.scope))
 
 
-def _is_hidden(state: State, target: TaskRef) -> bool:
+def is_hidden(state: State, target: TaskRef) -> bool:
     """Whether the engine holds the task after all, so that only the scope hides it."""
     return state.resolve(target, None) is not None
 
 
 def list_tasks(draft: Draft, event: ListTasks) -> None:
     """The live part of one page."""
-    wanted = _within(event.filter, event.scope)
+    wanted = within(event.filter, event.scope)
     limit = min(event.limit, draft.state.settings.max_list)
     page = live_page(draft.state, wanted, event.after, limit, event.newest_first)
     draft.reply(event.call, page)
 
 
-def _within(wanted: TaskFilter, scope: Scope) -> TaskFilter:
+def within(wanted: TaskFilter, scope: Scope) -> TaskFilter:
     """Cuts a filter down to the pools its caller may see."""
     if scope is None:
         return wanted
@@ -99,7 +99,7 @@ def cancel(draft: Draft, event: Cancel) -> None:
         draft.reply(event.call, Done(True))
     elif found is not None:
         draft.reply(event.call, Done(found.status == Status.CANCELLED))
-    elif _is_hidden(state, event.target):
+    elif is_hidden(state, event.target):
         refuse_unknown(draft, event.call, event.target)
     else:
         draft.reply(event.call, FromStore(event.target, Wanted.CANCELLED, event.scope))

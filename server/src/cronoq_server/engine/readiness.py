@@ -15,7 +15,8 @@ from cronoq_server.engine.draft import Draft
 from cronoq_server.engine.effects import Results
 from cronoq_server.engine.ending import finish
 from cronoq_server.engine.lifecycle import Cause
-from cronoq_server.engine.model import MissPolicy, Now, Status
+from cronoq_server.engine.model import Now, Status
+from cronoq_server.engine.starts import hold, start_missed, watch_start
 from cronoq_server.engine.state import State, Task, TimerKind
 
 _BECAME_READY = Cause.BECAME_READY
@@ -27,6 +28,8 @@ def settle(draft: Draft, task: Task) -> None:
     if due is not None and due > draft.now.wall:
         draft.transition(task, Cause.WAITS_FOR_TIME)
         draft.state.wall_timers.arm(due, TimerKind.DUE, task)
+        if task.miss_at is not None:
+            watch_start(draft, task)
     else:
         became_ready(draft, task, draft.now.mono)
 
@@ -91,12 +94,16 @@ def wake(draft: Draft) -> None:
     """Handles everything that is due by now, but for leases and timeouts."""
     now, state = draft.now, draft.state
     for at, kind, task in state.wall_timers.due(now.wall):
-        if kind == TimerKind.DUE:
+        if isinstance(task, str):
+            draft.due_schedules.append(task)
+        elif kind == TimerKind.DUE:
             # The due instant counts, not the step's; but nobody joins a line in its past.
             since = now.mono - min(now.wall - at, now.mono - state.last_mono)
             became_ready(draft, task, since)
         elif kind == TimerKind.MISS:
-            _start_missed(draft, task)
+            start_missed(draft, task)
+        elif kind == TimerKind.HOLD:
+            hold(draft, task)
         else:
             finish(draft, task, Cause.MISSED, "expired: it had not started in time")
     for at, kind, owner in state.mono_timers.due(now.mono):
@@ -116,17 +123,6 @@ def wake(draft: Draft) -> None:
             finish(draft, owner, Cause.PARENT_IMPOSSIBLE, message)
         else:
             state.placement.forgive(owner)
-
-
-def _start_missed(draft: Draft, task: Task) -> None:
-    """A fixed start passed by more than its tolerance: the miss policy decides."""
-    policy = task.spec.on_miss
-    if policy == MissPolicy.SKIP:
-        finish(draft, task, Cause.MISSED, "missed its fixed start")
-    elif policy == MissPolicy.FAIL:
-        finish(draft, task, Cause.FAILED_PERMANENTLY, "missed its fixed start")
-    else:
-        task.miss_at = None
 
 
 def _wait_over(draft: Draft, call: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cronoq_server.engine.admission import derive_instants
+from cronoq_server.engine.admission import arm_instants, derive_instants
 from cronoq_server.engine.draft import Draft
 from cronoq_server.engine.ending import edge_holds, finish, impossible
 from cronoq_server.engine.lifecycle import Cause
@@ -18,6 +18,7 @@ from cronoq_server.engine.model import Outcome, PastAttempt, Status
 from cronoq_server.engine.mutations import RecoveredChunk, StoredTask
 from cronoq_server.engine.policies import backoff, effective_retry, remaining
 from cronoq_server.engine.readiness import became_ready, settle
+from cronoq_server.engine.starts import book_again
 from cronoq_server.engine.state import HISTORY_MAX, Finished, State, Task, TimerKind
 
 
@@ -33,8 +34,9 @@ def restore(draft: Draft, chunks: Iterable[RecoveredChunk]) -> None:
     for stored in sorted(finished, key=_ended_at):
         _remember(draft, stored)
     blocked: list[tuple[Task, str]] = []
-    for task, _ in live:
-        if task.spec.dependencies and not task.attempt:
+    for task, stored in live:
+        redriven = stored.change is not None and stored.change.status == Status.READY
+        if task.spec.dependencies and (redriven or not task.attempt):
             doom = _tie(draft, task)
             if doom is not None:
                 blocked.append((task, doom))
@@ -81,6 +83,7 @@ def _remember(draft: Draft, stored: StoredTask) -> None:
     if change is None or stored.task_id in state.finished:
         return
     spec = stored.spec
+    kept_from = draft.now.mono - max(0, draft.now.wall - change.at)
     state.finished[stored.task_id] = Finished(
         stored.task_id,
         spec.key,
@@ -90,12 +93,11 @@ def _remember(draft: Draft, stored: StoredTask) -> None:
         change.at,
         change.message,
         change.has_output,
+        kept_from,
     )
     if spec.key and spec.key not in state.keys:
         state.keys[spec.key] = stored.task_id
-    now = draft.now
-    age = now.wall - change.at
-    state.retention.append((now.mono - max(0, age), stored.task_id))
+    state.retention.append((kept_from, stored.task_id))
 
 
 def _tie(draft: Draft, task: Task) -> str | None:
@@ -140,11 +142,12 @@ def _place(draft: Draft, task: Task, stored: StoredTask) -> None:
     """Decides what a recovered task is doing now."""
     state, now = draft.state, draft.now
     change = stored.change
-    if not task.attempt:
-        if task.expires_at is not None:
-            state.wall_timers.arm(task.expires_at, TimerKind.EXPIRES, task)
-        if task.miss_at is not None:
-            state.wall_timers.arm(task.miss_at, TimerKind.MISS, task)
+    redriven = change is not None and change.status == Status.READY
+    if not task.attempt or redriven:
+        if redriven:
+            task.due_at = task.miss_at = task.expires_at = None
+        arm_instants(state, task)
+        book_again(state, task)
         if task.unmet or task.id in state.parents:
             draft.transition(task, Cause.WAITS_FOR_PARENTS)
             if task.unmet:

@@ -142,6 +142,19 @@ class Resources:
             colon = name.find(":", colon + 1)
         return None
 
+    @property
+    def mono(self) -> int:
+        """The latest monotonic instant it was told."""
+        return self._mono
+
+    def configured(self, name: str) -> ResourceRules | None:
+        """Returns the rules configured under exactly this name, as they are now."""
+        return self._rules.get(name)
+
+    def all_rules(self) -> list[ResourceRules]:
+        """Returns the rules of every configured resource, as they are now."""
+        return list(self._rules.values())
+
     def find(self, name: str) -> Resource | None:
         """Returns the account of that exact name, None if it is unknown or not in use."""
         return self._accounts.get(name)

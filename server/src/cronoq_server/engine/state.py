@@ -22,6 +22,8 @@ from enum import IntEnum
 import msgspec
 
 from cronoq_server.engine import ids
+from cronoq_server.engine.bookings import Bookings
+from cronoq_server.engine.cron import Calendar
 from cronoq_server.engine.events import Scope, Submit
 from cronoq_server.engine.gates import Demand
 from cronoq_server.engine.index import IdIndex
@@ -29,6 +31,7 @@ from cronoq_server.engine.model import (
     DEFAULT_RETRY,
     EngineSettings,
     Instant,
+    Overflow,
     Pairs,
     PastAttempt,
     PoolSettings,
@@ -39,10 +42,16 @@ from cronoq_server.engine.model import (
     TaskRef,
     TaskSpec,
 )
+from cronoq_server.engine.mutations import ResourceResized, StoredSchedule
 from cronoq_server.engine.placement import Placement, PoolRules, Waiting
 from cronoq_server.engine.policies import Chance, effective_retry
 from cronoq_server.engine.resources import NANO, ResourceRules, Resources
 from cronoq_server.engine.timers import ExpiryList, Node, TimerHeap
+
+_UNSTARTED = (Status.BLOCKED, Status.SCHEDULED, Status.READY)
+
+SCHEDULE_TAG = "cronoq.schedule"
+"""Tag that names the schedule of an occurrence."""
 
 HISTORY_MAX = 20
 """Past attempts kept with a task."""
@@ -74,6 +83,9 @@ class Task(Waiting, gc=False, eq=False, kw_only=True):
         progress: The last progress a heartbeat brought.
         history: The last attempts that did not succeed.
         expected: Expected duration in nanoseconds, fixed when it becomes ready.
+        schedule: The schedule whose occurrence it is; empty = none.
+        booked: The stretch of wall time booked for its fixed start, if any.
+        held: Whether a slot is asked to be kept free for its fixed start.
     """
 
     spec: TaskSpec
@@ -98,6 +110,9 @@ class Task(Waiting, gc=False, eq=False, kw_only=True):
     progress: Progress | None = None
     history: tuple[PastAttempt, ...] = ()
     expected: int = 0
+    schedule: str = ""
+    booked: tuple[Instant, Instant] | None = None
+    held: bool = False
 
 
 class Attempt(Node, gc=False, eq=False, kw_only=True):
@@ -135,6 +150,8 @@ class Finished(msgspec.Struct, gc=False, eq=False):
     finished_at: Instant
     message: str
     has_output: bool
+    kept_from: Instant
+    """Mono instant from which its retention counts."""
 
 
 class Session:
@@ -214,6 +231,8 @@ class Pool:
 
     Attributes:
         retry: Its retry policy, without zeros.
+        bookings: Stretches of time booked for fixed starts.
+        by_class: Live tasks by priority, kept only where a full queue pushes tasks out.
         pending: Tasks that count against the queue's bound.
         pending_by_class: The same by priority.
         dispatched: Attempts started under this leadership.
@@ -224,6 +243,8 @@ class Pool:
     """
 
     __slots__ = (
+        "bookings",
+        "by_class",
         "counts",
         "dispatched",
         "granted",
@@ -241,6 +262,8 @@ class Pool:
         self.settings = settings
         self.leases = leases
         self.retry = effective_retry(settings.retry, DEFAULT_RETRY)
+        self.by_class: tuple[IdIndex, ...] = ()
+        self.bookings = Bookings()
         self.pending = 0
         self.pending_by_class = [0] * (len(Priority) + 1)
         self.dispatched = 0
@@ -249,6 +272,26 @@ class Pool:
         self.paused = False
         self.parked: deque[int] = deque()
         self.means: dict[str, int] = {}
+
+
+class Schedule:
+    """A schedule at work: its stored state, and the calendar made from its expression.
+
+    `calendar` is None when the stored expression or zone can't be read (any more): it is kept,
+    shown, and never due.
+    """
+
+    __slots__ = ("calendar", "stored")
+
+    def __init__(self, stored: StoredSchedule, calendar: Calendar | None) -> None:
+        self.stored = stored
+        self.calendar = calendar
+
+    @property
+    def due_at(self) -> Instant | None:
+        """When it creates its next occurrence; None = not as things are."""
+        stored = self.stored
+        return None if stored.paused or self.calendar is None else stored.next_at
 
 
 class WaitState:
@@ -283,6 +326,8 @@ class TimerKind(IntEnum):
     PARK = 6
     WAIT = 7
     FORGIVE = 8
+    HOLD = 9
+    SCHEDULE = 10
 
 
 class State:
@@ -296,11 +341,15 @@ class State:
         self.lease_lists: dict[int, ExpiryList] = {}
         self.timeout_lists: dict[int, ExpiryList] = {}
         self.pools = {pool.name: self.new_pool(pool) for pool in settings.pools}
-        self.resources = Resources([_resource_rules(each) for each in settings.resources])
+        self.resource_rules = tuple(_resource_rules(each) for each in settings.resources)
+        self.resources = Resources(self.resource_rules)
         self.placement = Placement([_pool_rules(each) for each in settings.pools], self.resources)
         self.pending = 0
         self.tasks: dict[int, Task] = {}
         self.index = IdIndex(self.tasks)
+        for pool in self.pools.values():
+            if pool.settings.overflow in (Overflow.SHED_LOWEST, Overflow.SHED_OLDEST):
+                pool.by_class = tuple(IdIndex(self.tasks) for _ in range(len(Priority) + 1))
         self.keys: dict[str, int] = {}
         self.finished: dict[int, Finished] = {}
         self.retention: deque[tuple[Instant, int]] = deque()
@@ -311,12 +360,15 @@ class State:
         self.sessions: dict[int, Session] = {}
         self.tokens: dict[bytes, int] = {}
         self.unreleased: deque[tuple[int, list[Attempt]]] = deque()
+        self.schedules: dict[str, Schedule] = {}
+        self.occurrences: dict[str, dict[int, None]] = {}
+        self.overrides: dict[str, ResourceResized] = {}
         self.waits: dict[int, WaitState] = {}
         self.waiters: dict[int, list[int]] = {}
         self.parked: dict[int, Submit] = {}
         self.watches = 0
         self.totals = [0] * len(Total)
-        self.wall_timers: TimerHeap[Task] = TimerHeap(_wall_alive)
+        self.wall_timers: TimerHeap[Task | str] = TimerHeap(self._wall_alive)
         self.mono_timers: TimerHeap[Task | int] = TimerHeap(self._mono_alive)
         self.ttl_shift = 0
         self.last_mono = 0
@@ -332,8 +384,35 @@ class State:
         """Puts a task into the tables."""
         self.tasks[task.id] = task
         self.index.add(task.id)
+        by_class = self.pools[task.spec.pool].by_class
+        if by_class:
+            by_class[task.priority].add(task.id)
         if task.spec.key:
             self.keys[task.spec.key] = task.id
+        for name, value in task.spec.tags:
+            if name == SCHEDULE_TAG:
+                task.schedule = value
+                self.occurrences.setdefault(value, {})[task.id] = None
+
+    def unbook(self, task: Task) -> None:
+        """Gives back the stretch booked for a task's fixed start."""
+        assert task.booked is not None
+        self.pools[task.spec.pool].bookings.remove(*task.booked)
+        task.booked = None
+
+    def retire(self, task: Task) -> None:
+        """Takes an ended task out of the tables of live ones."""
+        del self.tasks[task.id]
+        self.index.left()
+        by_class = self.pools[task.spec.pool].by_class
+        if by_class:
+            by_class[task.priority].left()
+        if task.schedule:
+            alive = self.occurrences[task.schedule]
+            del alive[task.id]
+            if not alive:
+                del self.occurrences[task.schedule]
+        self.placement.release(task.demand)
 
     def demand(self, spec: TaskSpec) -> Demand:
         """What a spec asks of its pool's slots and of resources, shared by all that ask alike."""
@@ -382,10 +461,11 @@ class State:
         horizon = now_mono - self.settings.key_retention
         retention, finished, most = self.retention, self.finished, self.settings.finished_max
         while retention and (retention[0][0] < horizon or len(retention) > most):
-            _, task_id = retention.popleft()
+            kept_from, task_id = retention.popleft()
             ended = finished.get(task_id)
-            if ended is not None and task_id not in self.pinned:
-                self.drop_finished(ended)
+            if ended is None or ended.kept_from != kept_from or task_id in self.pinned:
+                continue
+            self.drop_finished(ended)
 
     def drop_finished(self, ended: Finished) -> None:
         """Removes one ended task and its key."""
@@ -406,8 +486,22 @@ class State:
                 self.pinned[parent] = left
             else:
                 self.pinned.pop(parent, None)
-                if parent in self.finished:
+                ended = self.finished.get(parent)
+                if ended is not None:
+                    ended.kept_from = now_mono
                     self.retention.append((now_mono, parent))
+
+    def _wall_alive(self, at: int, kind: int, owner: Task | str) -> bool:
+        if isinstance(owner, str):
+            schedule = self.schedules.get(owner)
+            return schedule is not None and schedule.due_at == at
+        if kind == TimerKind.DUE:
+            return owner.status == Status.SCHEDULED and owner.due_at == at
+        if kind == TimerKind.HOLD:
+            return owner.status == Status.SCHEDULED and not owner.held
+        if owner.attempt or owner.status not in _UNSTARTED:
+            return False
+        return at == (owner.miss_at if kind == TimerKind.MISS else owner.expires_at)
 
     def _mono_alive(self, at: int, kind: int, owner: Task | int) -> bool:
         if isinstance(owner, int):
@@ -444,14 +538,6 @@ class State:
         self.retention.clear()
         self.wall_timers.clear()
         self.mono_timers.clear()
-
-
-def _wall_alive(at: int, kind: int, task: Task) -> bool:
-    if kind == TimerKind.DUE:
-        return task.status == Status.SCHEDULED and task.due_at == at
-    if task.attempt or task.status not in (Status.BLOCKED, Status.SCHEDULED, Status.READY):
-        return False
-    return at == (task.miss_at if kind == TimerKind.MISS else task.expires_at)
 
 
 WEIGHT_ONE = 1000

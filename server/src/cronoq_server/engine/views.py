@@ -33,16 +33,13 @@ from cronoq_server.engine.model import (
     TaskSpec,
 )
 from cronoq_server.engine.mutations import StoredTask
-from cronoq_server.engine.state import Pool, Session, State, Task, Total
+from cronoq_server.engine.state import SCHEDULE_TAG, Pool, Session, State, Task, Total
 
 CHILDREN_SHOWN = 100
 """A detail lists this many children at most."""
 
 LOOKED_AT_MAX = 10_000
 """A page looks at no more than this many tasks; it may then be short."""
-
-SCHEDULE_TAG = "cronoq.schedule"
-"""Tag that names the schedule of an occurrence."""
 
 
 def task_view(state: State, task: Task) -> TaskView:
@@ -264,7 +261,20 @@ def live_page(
 ) -> PartPage:
     """The live tasks of a page, in id order from the cursor on."""
     finished = not wanted.statuses or any(s >= FIRST_TERMINAL for s in wanted.statuses)
-    found: list[TaskView] = []
+    found, following = scan(state, wanted, after, limit, newest_first)
+    views = tuple(task_view(state, task) for task in found)
+    return PartPage(views, following, wanted, after, limit, newest_first, finished)
+
+
+def scan(
+    state: State, wanted: TaskFilter, after: int, limit: int, newest_first: bool
+) -> tuple[list[Task], int]:
+    """Live tasks that a filter lets through, from a cursor on.
+
+    Returns:
+        At most `limit` of them, and the cursor behind what was looked at; 0 = all was.
+    """
+    found: list[Task] = []
     looked_at = last = 0
     tasks = state.tasks
     for task_id in state.index.walk(after, newest_first):
@@ -272,12 +282,12 @@ def live_page(
         if task is None:
             continue
         if looked_at == LOOKED_AT_MAX or len(found) == limit:
-            return PartPage(tuple(found), last, wanted, after, limit, newest_first, finished)
+            return found, last
         looked_at += 1
         last = task_id
         if matches(task.spec, task.status, wanted):
-            found.append(task_view(state, task))
-    return PartPage(tuple(found), 0, wanted, after, limit, newest_first, finished)
+            found.append(task)
+    return found, 0
 
 
 def merge_page(part: PartPage, stored: Sequence[StoredTask], stored_next: int) -> Page:

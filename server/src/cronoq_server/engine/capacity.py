@@ -1,0 +1,153 @@
+"""Changes of capacity at run time: pools paused and resumed, resources resized and shown.
+
+Both are durable. A resize holds until the configured size itself changes: recovery compares what
+the configuration said when the resize was made with what it says now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cronoq_server.engine.draft import Draft
+from cronoq_server.engine.effects import Done, ResourceView
+from cronoq_server.engine.events import ListResources, ResizeResource, SetPoolPaused
+from cronoq_server.engine.model import ErrorReason
+from cronoq_server.engine.mutations import PoolPaused, RecoveredChunk, ResourceResized
+from cronoq_server.engine.resources import Resource, ResourceRules
+from cronoq_server.engine.state import State
+
+
+def set_pool_paused(draft: Draft, event: SetPoolPaused) -> None:
+    """Pauses or resumes a pool; running attempts go on."""
+    pool = draft.state.pools.get(event.pool)
+    if pool is None:
+        message = f"pool: there is no pool {event.pool!r}"
+        draft.refuse(event.call, ErrorReason.POOL_UNKNOWN, message)
+        return
+    if pool.paused != event.paused:
+        pool.paused = event.paused
+        draft.state.placement.set_paused(event.pool, event.paused)
+        draft.others.append(PoolPaused(event.pool, event.paused))
+    draft.reply(event.call, Done(True))
+
+
+def resize_resource(draft: Draft, event: ResizeResource) -> None:
+    """Gives a resource another size; permits that are out stay out."""
+    state = draft.state
+    rules = state.resources.configured(event.name)
+    if rules is None:
+        message = f"name: there is no resource {event.name!r}"
+        draft.refuse(event.call, ErrorReason.RESOURCE_NOT_FOUND, message)
+        return
+    wrong = _wrong_figure(rules, event)
+    if wrong is not None:
+        draft.refuse(event.call, ErrorReason.INVALID_FIELD, wrong)
+        return
+    state.placement.resize(
+        event.name,
+        draft.now.mono,
+        permits=event.permits,
+        rate=event.rate,
+        burst=event.burst,
+    )
+    changed = state.resources.configured(event.name)
+    assert changed is not None
+    size = _size(changed)
+    resized = ResourceResized(event.name, *size, _configured(state, event.name))
+    state.overrides[event.name] = resized
+    draft.others.append(resized)
+    draft.reply(event.call, _rules_view(state, changed))
+
+
+def _wrong_figure(rules: ResourceRules, event: ResizeResource) -> str | None:
+    """What of a resize does not go with the kind of resource."""
+    if rules.permits is None and event.permits is not None:
+        return f"permits: {event.name!r} is a token bucket, it has rate and burst"
+    if rules.permits is not None and (event.rate is not None or event.burst is not None):
+        return f"rate, burst: {event.name!r} is a semaphore, it has permits"
+    return None
+
+
+def _size(rules: ResourceRules) -> tuple[int, int, int]:
+    return rules.permits or 0, rules.rate, rules.burst if rules.permits is None else 0
+
+
+def _configured(state: State, name: str) -> tuple[int, int, int]:
+    """What the configuration says of a resource."""
+    return next(_size(rules) for rules in state.resource_rules if rules.name == name)
+
+
+def list_resources(draft: Draft, event: ListResources) -> None:
+    """All resources: configured ones, then counters made by first use."""
+    state = draft.state
+    state.resources.advance(draft.now.mono)
+    views = [_rules_view(state, rules) for rules in state.resources.all_rules()]
+    made = [_account_view(state, account) for account in state.resources.all() if account.template]
+    draft.reply(event.call, tuple(views + made))
+
+
+def _rules_view(state: State, rules: ResourceRules) -> ResourceView:
+    """A configured resource; one with counters per value shows no account of its own."""
+    account = state.resources.find(rules.name)
+    permits, rate, burst = _size(rules)
+    return ResourceView(
+        rules.name,
+        "token_bucket" if rules.permits is None else "semaphore",
+        permits,
+        rate,
+        burst,
+        account.held if account is not None else 0,
+        _tokens(state, account) if account is not None else 0,
+        account.waiting if account is not None else 0,
+        rules.name in state.overrides,
+        rules.per_value,
+    )
+
+
+def _account_view(state: State, account: Resource) -> ResourceView:
+    rules = state.resources.configured(account.template or account.name)
+    assert rules is not None
+    permits, rate, burst = _size(rules)
+    return ResourceView(
+        account.name,
+        "token_bucket" if account.is_bucket else "semaphore",
+        permits,
+        rate,
+        burst,
+        account.held,
+        _tokens(state, account),
+        account.waiting,
+        rules.name in state.overrides,
+        per_value=True,
+    )
+
+
+def _tokens(state: State, account: Resource) -> int:
+    if not account.is_bucket:
+        return 0
+    account.refill(state.resources.mono)
+    return account.available
+
+
+def restore_capacity(draft: Draft, chunks: Iterable[RecoveredChunk]) -> None:
+    """Takes over what was paused and resized, as far as the configuration still fits."""
+    state = draft.state
+    for chunk in chunks:
+        for name in chunk.paused_pools:
+            pool = state.pools.get(name)
+            if pool is not None:
+                pool.paused = True
+                state.placement.set_paused(name, paused=True)
+        for resized in chunk.resized:
+            rules = state.resources.configured(resized.name)
+            if rules is None or _size(rules) != resized.configured:
+                continue
+            state.overrides[resized.name] = resized
+            bucket = rules.permits is None
+            state.placement.resize(
+                resized.name,
+                draft.now.mono,
+                permits=None if bucket else resized.permits,
+                rate=resized.rate if bucket else None,
+                burst=resized.burst if bucket else None,
+            )

@@ -1,0 +1,197 @@
+"""Putting ended tasks back, deleting them, and doing either to all that a filter lets through.
+
+A redrive gives a fresh budget; attempt numbers go on rising. Its edges are judged again, parents
+that nobody knows any more count as satisfied, a past start is dropped, skipped children stay
+skipped. The task's spec comes from the store: the engine keeps none of ended tasks.
+"""
+
+from __future__ import annotations
+
+from cronoq_server.engine.admission import arm_instants, derive_instants
+from cronoq_server.engine.draft import Draft
+from cronoq_server.engine.effects import Bulked, Done
+from cronoq_server.engine.ending import edge_holds, refuse_unknown
+from cronoq_server.engine.events import Bulk, Delete, Redrive
+from cronoq_server.engine.lifecycle import Cause
+from cronoq_server.engine.model import (
+    FIRST_TERMINAL,
+    BulkAction,
+    ErrorReason,
+    Refusal,
+    Status,
+    TaskRef,
+)
+from cronoq_server.engine.mutations import StoredTask, TaskDeleted
+from cronoq_server.engine.policies import effective_retry
+from cronoq_server.engine.queries import cancel_task, is_hidden, within
+from cronoq_server.engine.readiness import settle
+from cronoq_server.engine.state import State, Task
+from cronoq_server.engine.views import matches, scan
+
+REDRIVABLE = tuple(s for s in Status if s >= FIRST_TERMINAL and s != Status.SUCCEEDED)
+"""Statuses that a redrive leaves."""
+
+
+def redrive(draft: Draft, event: Redrive) -> None:
+    """Puts one ended task back."""
+    state = draft.state
+    known = state.resolve(event.target, event.scope)
+    if isinstance(known, Task):
+        draft.refuse(event.call, ErrorReason.NOT_TERMINAL, f"task {known.id} has not ended")
+        return
+    stored = event.found.get(event.target) if event.found else None
+    hidden = event.scope is not None and stored and stored.spec.pool not in event.scope
+    if stored is None or stored.change is None or hidden:
+        refuse_unknown(draft, event.call, event.target)
+        return
+    if stored.change.status == Status.SUCCEEDED:
+        draft.reply(event.call, Done(False))
+        return
+    refusal = put_back(draft, stored)
+    draft.reply(event.call, Done(True) if refusal is None else refusal)
+
+
+def put_back(draft: Draft, stored: StoredTask) -> Refusal | None:
+    """Makes an ended task live again, unless its key or an edge forbids it."""
+    state, spec, change = draft.state, stored.spec, stored.change
+    assert change is not None
+    pool = state.pools.get(spec.pool)
+    if pool is None:
+        return Refusal(ErrorReason.POOL_UNKNOWN, f"pool: there is no pool {spec.pool!r} any more")
+    if spec.key and state.keys.get(spec.key, stored.task_id) in state.tasks:
+        return Refusal(
+            ErrorReason.KEY_IN_USE, f"key: {spec.key!r} is the key of another task that lives"
+        )
+    judged = _judge_edges(state, stored)
+    if isinstance(judged, Refusal):
+        return judged
+    live_parents, parents = judged
+    retry = effective_retry(spec.retry, pool.retry)
+    task = Task(
+        id=stored.task_id,
+        priority=spec.priority,
+        since=draft.now.mono,
+        demand=state.demand(spec),
+        spec=spec,
+        created_at=stored.created_at,
+        attempt=change.attempt,
+        attempts_max=change.attempt + retry.max_attempts,
+        started_at=change.started_at,
+        progress=change.progress,
+        history=change.history,
+    )
+    _renew_instants(draft, task)
+    state.finished.pop(task.id, None)
+    state.adopt(task)
+    for parent, condition in live_parents:
+        state.children.setdefault(parent, []).append((task, condition))
+    task.unmet = len(live_parents)
+    if spec.dependencies:
+        state.set_parents(task, tuple(parents))
+    if task.unmet:
+        draft.transition(task, Cause.WAITS_FOR_PARENTS)
+    else:
+        settle(draft, task)
+    draft.changed[task.id] = task
+    return None
+
+
+def _renew_instants(draft: Draft, task: Task) -> None:
+    """Derives a task's instants from its arrival; those that are past are dropped."""
+    wall = draft.now.wall
+    derive_instants(task)
+    if task.attempt or (task.due_at is not None and task.due_at <= wall):
+        task.due_at = task.miss_at = None
+    if task.attempt or (task.expires_at is not None and task.expires_at <= wall):
+        task.expires_at = None
+    arm_instants(draft.state, task)
+
+
+def _judge_edges(
+    state: State, stored: StoredTask
+) -> tuple[list[tuple[int, int]], dict[int, None]] | Refusal:
+    """Looks at a task's edges again: which parents still live, which are known."""
+    live: list[tuple[int, int]] = []
+    parents: dict[int, None] = {}
+    for edge in stored.spec.dependencies:
+        target = edge.target
+        parent = state.keys.get(target) if isinstance(target, str) else target
+        if parent is None or parent == stored.task_id:
+            continue
+        if parent in state.tasks:
+            live.append((parent, edge.condition))
+            parents[parent] = None
+            continue
+        ended = state.finished.get(parent)
+        if ended is None:
+            continue
+        parents[parent] = None
+        if not edge_holds(edge.condition, ended.status):
+            return Refusal(
+                ErrorReason.DEPENDENCY_IMPOSSIBLE,
+                f"dependencies: task {parent} ended {Status(ended.status).name.lower()}, so that "
+                "this task could not run",
+            )
+    return live, parents
+
+
+def delete(draft: Draft, event: Delete) -> None:
+    """Removes one finished task for good."""
+    state = draft.state
+    known = state.resolve(event.target, event.scope)
+    if isinstance(known, Task):
+        draft.refuse(event.call, ErrorReason.NOT_TERMINAL, f"task {known.id} has not ended")
+        return
+    if known is not None:
+        task_id = known.task_id
+        state.drop_finished(known)
+    else:
+        stored = event.found.get(event.target) if event.found else None
+        hidden = event.scope is not None and stored and stored.spec.pool not in event.scope
+        if stored is None or hidden or is_hidden(state, event.target):
+            refuse_unknown(draft, event.call, event.target)
+            return
+        task_id = stored.task_id
+    draft.others.append(TaskDeleted(task_id))
+    draft.reply(event.call, Done(True))
+
+
+def bulk(draft: Draft, event: Bulk) -> None:
+    """Cancels or puts back one page of what a filter lets through."""
+    if event.action == BulkAction.CANCEL:
+        draft.reply(event.call, _cancel_page(draft, event))
+    else:
+        draft.reply(event.call, _redrive_page(draft, event))
+
+
+def _cancel_page(draft: Draft, event: Bulk) -> Bulked:
+    wanted = within(event.filter, event.scope)
+    found, following = scan(draft.state, wanted, event.after, event.limit, newest_first=False)
+    if not event.dry_run:
+        for task in found:
+            # An earlier one's end may have skipped this one.
+            if task.status < FIRST_TERMINAL:
+                cancel_task(draft, task)
+    return Bulked(len(found), 0 if event.dry_run else len(found), following)
+
+
+def _redrive_page(draft: Draft, event: Bulk) -> Bulked:
+    wanted = within(event.filter, event.scope)
+    matched = changed = 0
+    for stored in event.found or ():
+        change = stored.change
+        if change is None or change.status not in REDRIVABLE or stored.task_id in draft.state.tasks:
+            continue
+        if not matches(stored.spec, change.status, wanted):
+            continue
+        matched += 1
+        if not event.dry_run and put_back(draft, stored) is None:
+            changed += 1
+    return Bulked(matched, changed, event.found_next)
+
+
+def lookups(state: State, target: TaskRef) -> tuple[list[int], list[str]]:
+    """What of the store a redrive or a deletion needs: nothing for a live task."""
+    if isinstance(state.resolve(target, None), Task):
+        return [], []
+    return ([], [target]) if isinstance(target, str) else ([target], [])
