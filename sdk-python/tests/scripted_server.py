@@ -11,34 +11,25 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 import grpc
-from google.protobuf import any_pb2
+from google.protobuf import any_pb2, message_factory
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from cronoq._proto import task_pb2, tasks_pb2, workers_pb2
+from cronoq._proto import admin_pb2, task_pb2, tasks_pb2, workers_pb2
 
 # No answer takes this long; it only keeps a wrong program from waiting for ever.
 PATIENCE_S = 20.0
 
 Answer = Callable[[Any], Awaitable[Any]]
 
-UNARY = {
-    "/cronoq.v1.Tasks/Submit": tasks_pb2.SubmitRequest,
-    "/cronoq.v1.Tasks/SubmitBatch": tasks_pb2.SubmitBatchRequest,
-    "/cronoq.v1.Tasks/SubmitMany": tasks_pb2.SubmitManyRequest,
-    "/cronoq.v1.Tasks/Cancel": tasks_pb2.CancelRequest,
-    "/cronoq.v1.Tasks/Retry": tasks_pb2.RetryRequest,
-    "/cronoq.v1.Tasks/Bulk": tasks_pb2.BulkRequest,
-    "/cronoq.v1.Tasks/Delete": tasks_pb2.DeleteRequest,
-    "/cronoq.v1.Tasks/Get": tasks_pb2.GetRequest,
-    "/cronoq.v1.Tasks/Describe": tasks_pb2.GetRequest,
-    "/cronoq.v1.Tasks/ListTasks": tasks_pb2.ListTasksRequest,
-    "/cronoq.v1.Tasks/Wait": tasks_pb2.WaitRequest,
-    "/cronoq.v1.Workers/GetOutput": workers_pb2.GetOutputRequest,
-}
-STREAMS = {
-    "/cronoq.v1.Tasks/WaitMany": tasks_pb2.WaitManyRequest,
-    "/cronoq.v1.Tasks/Watch": tasks_pb2.WatchRequest,
-    "/cronoq.v1.Tasks/WatchBatches": tasks_pb2.WatchRequest,
+SERVICES = (
+    admin_pb2.DESCRIPTOR.services_by_name["Admin"],
+    tasks_pb2.DESCRIPTOR.services_by_name["Tasks"],
+    workers_pb2.DESCRIPTOR.services_by_name["Workers"],
+)
+METHODS = {
+    f"/{service.full_name}/{method.name}": method
+    for service in SERVICES
+    for method in service.methods
 }
 
 
@@ -228,6 +219,10 @@ class ScriptedServer(grpc.GenericRpcHandler):
         """Sets the answer to a method of the Tasks service."""
         self.answers[f"/cronoq.v1.Tasks/{method}"] = answer
 
+    def on_admin(self, method: str, answer: Answer) -> None:
+        """Sets the answer to a method of the Admin service."""
+        self.answers[f"/cronoq.v1.Admin/{method}"] = answer
+
     def on_workers(self, method: str, answer: Answer) -> None:
         """Sets the answer to a method of the Workers service."""
         self.answers[f"/cronoq.v1.Workers/{method}"] = answer
@@ -258,13 +253,11 @@ class ScriptedServer(grpc.GenericRpcHandler):
             )
         if path not in self.answers:
             return None
-        if path in UNARY:
-            return grpc.unary_unary_rpc_method_handler(
-                self._unary(path), UNARY[path].FromString, _write
-            )
-        return grpc.unary_stream_rpc_method_handler(
-            self._streaming(path), STREAMS[path].FromString, _write
-        )
+        method = METHODS[path]
+        read = message_factory.GetMessageClass(method.input_type).FromString
+        if method.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(self._streaming(path), read, _write)
+        return grpc.unary_unary_rpc_method_handler(self._unary(path), read, _write)
 
     def _unary(self, path: str) -> Any:
         async def answer(request: Any, context: Any) -> Any:

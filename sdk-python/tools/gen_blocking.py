@@ -142,6 +142,7 @@ def imports_for(tree: ast.Module, text: str) -> str:
         "from typing import TypeVar",
         "from . import client as _client",
         "from ._blocking import LoopThread",
+        "from datetime import datetime",
         "from .client import HasId, TaskOptions",
     ]
     for item in tree.body:
@@ -153,16 +154,20 @@ def imports_for(tree: ast.Module, text: str) -> str:
     return "\n".join(lines) + '\n\nT = TypeVar("T")\n\n\n'
 
 
+def _inherited(body: list[ast.stmt]) -> list[ast.stmt]:
+    return [item for item in body if getattr(item, "name", "") != "__init__"]
+
+
 def generate() -> str:
     """The text of blocking.py, before formatting."""
-    tree = ast.parse((PACKAGE / "client.py").read_text())
+    tree = ast.parse((PACKAGE / "_admin.py").read_text() + (PACKAGE / "client.py").read_text())
     classes = {item.name: item.body for item in tree.body if isinstance(item, ast.ClassDef)}
     body = HANDLE
     for function in public_methods(classes["TaskHandle"]):
         if function.name != "__init__":
             body += blocking_method(function, "_handle")
     body += "\n" + CLIENT
-    for function in public_methods(classes["Client"]):
+    for function in public_methods(classes["Client"] + _inherited(classes["AdminCalls"])):
         if function.name == "__init__":
             body += constructor(function) + CLIENT_MIDDLE
         else:

@@ -18,11 +18,16 @@ from .options import Backoff, ClientOptions, Keepalive, Seconds, TlsOptions, Wor
 from .spec import (
     NO_PAYLOAD,
     BulkAction,
+    CatchUp,
     Dep,
     EdgeCond,
+    Fold,
+    Gap,
     MissPolicy,
+    Overlap,
     Priority,
     RetryPolicy,
+    ScheduleSpec,
     TaskFilter,
     TaskSpec,
     TaskStatus,
@@ -41,6 +46,11 @@ from .views import (
 from .worker import Worker
 
 __all__ = [
+    "ScheduleSpec",
+    "Overlap",
+    "Gap",
+    "Fold",
+    "CatchUp",
     "NO_PAYLOAD",
     "Attempt",
     "AttemptRecord",

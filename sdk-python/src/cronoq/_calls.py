@@ -10,7 +10,7 @@ import asyncio
 import random
 from typing import Any, TypeVar
 
-from ._proto import admin_pb2, task_pb2, tasks_pb2, workers_pb2
+from ._proto import task_pb2, tasks_pb2, workers_pb2
 from ._transport import Connection, Method
 from .errors import CronoqError, DeadlineError, UnavailableError
 from .options import ClientOptions, seconds
@@ -31,7 +31,6 @@ WATCH_BATCHES = Method("Tasks", "WatchBatches", tasks_pb2.StatusEvents)
 RETRY = Method("Tasks", "Retry", tasks_pb2.RetryResponse)
 BULK = Method("Tasks", "Bulk", tasks_pb2.BulkResponse)
 DELETE = Method("Tasks", "Delete", tasks_pb2.DeleteResponse)
-SNAPSHOT = Method("Admin", "Snapshot", admin_pb2.SnapshotResponse)
 GET_OUTPUT = Method("Workers", "GetOutput", workers_pb2.Output)
 
 

@@ -7,6 +7,7 @@ Same names, arguments and errors as `cronoq.Client`; it may be shared between th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
@@ -15,8 +16,18 @@ from ._blocking import LoopThread
 from ._payload import Codec
 from .client import HasId, TaskOptions
 from .errors import CronoqError
+from .operations import (
+    Backfill,
+    Gathered,
+    PoolSnapshot,
+    ResourceInfo,
+    ScheduleDetail,
+    ScheduleInfo,
+    Snapshot,
+    WorkerInfo,
+)
 from .options import Backoff, Keepalive, Seconds, TlsOptions
-from .spec import NO_PAYLOAD, BulkAction, TaskFilter, TaskSpec
+from .spec import NO_PAYLOAD, BulkAction, ScheduleSpec, TaskFilter, TaskSpec
 from .views import BulkOutcome, StatusEvent, TaskDetail, TaskInfo, TaskResult
 
 T = TypeVar("T")
@@ -341,5 +352,148 @@ class Client:
                 keys=keys,
                 all_transitions=all_transitions,
                 after_cursor=after_cursor,
+            )
+        )
+
+    def snapshot(self, *, call_deadline: Seconds | None = None) -> Snapshot:
+        """Returns pools, totals and resources at one moment."""
+        return self._thread.run(self._client.snapshot(call_deadline=call_deadline))
+
+    def workers(self, *, call_deadline: Seconds | None = None) -> Gathered[WorkerInfo]:
+        """Returns the connected workers."""
+        return self._thread.run(self._client.workers(call_deadline=call_deadline))
+
+    def put_schedule(self, spec: ScheduleSpec, *, call_deadline: Seconds | None = None) -> None:
+        """Creates a schedule, or replaces the one of its name.
+
+        Raises:
+            CronInvalidError: The expression cannot be read.
+            CronNeverFiresError: It names no instant that ever comes.
+            ZoneUnknownError: The time zone is not known.
+        """
+        return self._thread.run(self._client.put_schedule(spec, call_deadline=call_deadline))
+
+    def remove_schedule(
+        self, name: str, *, pool: str | None = None, call_deadline: Seconds | None = None
+    ) -> bool:
+        """Removes a schedule; its tasks stay. True if it was there."""
+        return self._thread.run(
+            self._client.remove_schedule(name, pool=pool, call_deadline=call_deadline)
+        )
+
+    def schedules(self, *, call_deadline: Seconds | None = None) -> Gathered[ScheduleInfo]:
+        """Returns all schedules."""
+        return self._thread.run(self._client.schedules(call_deadline=call_deadline))
+
+    def schedule(
+        self, name: str, *, pool: str | None = None, call_deadline: Seconds | None = None
+    ) -> ScheduleDetail:
+        """Returns all that is known about one schedule.
+
+        Raises:
+            ScheduleUnknownError: There is none of that name.
+        """
+        return self._thread.run(self._client.schedule(name, pool=pool, call_deadline=call_deadline))
+
+    def pause_schedule(
+        self, name: str, *, pool: str | None = None, call_deadline: Seconds | None = None
+    ) -> None:
+        """Lets a schedule rest; pausing twice is pausing once."""
+        return self._thread.run(
+            self._client.pause_schedule(name, pool=pool, call_deadline=call_deadline)
+        )
+
+    def resume_schedule(
+        self, name: str, *, pool: str | None = None, call_deadline: Seconds | None = None
+    ) -> None:
+        """Lets a schedule go on."""
+        return self._thread.run(
+            self._client.resume_schedule(name, pool=pool, call_deadline=call_deadline)
+        )
+
+    def trigger_schedule(
+        self, name: str, *, pool: str | None = None, call_deadline: Seconds | None = None
+    ) -> int:
+        """Makes an occurrence now and returns its task's id; never repeated by itself."""
+        return self._thread.run(
+            self._client.trigger_schedule(name, pool=pool, call_deadline=call_deadline)
+        )
+
+    def backfill_schedule(
+        self,
+        name: str,
+        start: datetime,
+        end: datetime,
+        *,
+        pool: str | None = None,
+        dry_run: bool = False,
+        call_deadline: Seconds | None = None,
+    ) -> Backfill:
+        """Makes the occurrences of a past range that have no task; never repeated by itself."""
+        return self._thread.run(
+            self._client.backfill_schedule(
+                name, start, end, pool=pool, dry_run=dry_run, call_deadline=call_deadline
+            )
+        )
+
+    def preview_schedule(
+        self,
+        schedule: str | ScheduleSpec,
+        *,
+        count: int = 10,
+        pool: str | None = None,
+        call_deadline: Seconds | None = None,
+    ) -> Sequence[datetime]:
+        """Returns the next instants of a schedule, by name or as it might be put.
+
+        Args:
+            schedule: Name of one that is there, or a spec.
+            count: How many, at most 100.
+            pool: Tells apart schedules of one name.
+            call_deadline: Time for this call, seconds.
+        """
+        return self._thread.run(
+            self._client.preview_schedule(
+                schedule, count=count, pool=pool, call_deadline=call_deadline
+            )
+        )
+
+    def pools(self, *, call_deadline: Seconds | None = None) -> Gathered[PoolSnapshot]:
+        """Returns the pools at one moment."""
+        return self._thread.run(self._client.pools(call_deadline=call_deadline))
+
+    def pause_pool(self, pool: str, *, call_deadline: Seconds | None = None) -> None:
+        """Starts no more attempts in a pool; running ones go on."""
+        return self._thread.run(self._client.pause_pool(pool, call_deadline=call_deadline))
+
+    def resume_pool(self, pool: str, *, call_deadline: Seconds | None = None) -> None:
+        """Starts attempts in a pool again."""
+        return self._thread.run(self._client.resume_pool(pool, call_deadline=call_deadline))
+
+    def resources(self, *, call_deadline: Seconds | None = None) -> Gathered[ResourceInfo]:
+        """Returns the resources at one moment."""
+        return self._thread.run(self._client.resources(call_deadline=call_deadline))
+
+    def set_resource(
+        self,
+        name: str,
+        *,
+        permits: int | None = None,
+        rate: float | None = None,
+        burst: int | None = None,
+        call_deadline: Seconds | None = None,
+    ) -> ResourceInfo:
+        """Changes the size of a resource until its configured size changes.
+
+        Args:
+            name: Which one.
+            permits: Of a semaphore.
+            rate: Of a token bucket, per second.
+            burst: Of a token bucket.
+            call_deadline: Time for this call, seconds.
+        """
+        return self._thread.run(
+            self._client.set_resource(
+                name, permits=permits, rate=rate, burst=burst, call_deadline=call_deadline
             )
         )

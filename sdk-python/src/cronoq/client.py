@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
 from . import _calls
+from ._admin import AdminCalls
 from ._calls import Caller
 from ._coalesce import Admitted, SubmitCoalescer
 from ._convert import fill_filter, fill_ref, fill_spec, read_detail, read_info
@@ -138,7 +139,7 @@ class _Shared:
         await self.waits.close()
 
 
-class Client:
+class Client(AdminCalls):
     """A client of one cronoq server (or of the balancer in front of several).
 
     Use it as an async context manager, or call `close` at the end. All methods raise `CronoqError`
@@ -180,10 +181,8 @@ class Client:
             max_tasks_per_batch=max_tasks_per_batch,
         )
         parsed = parse_configured(endpoint, tls=tls is not None)
-        self._deadline = seconds(deadline)
-        self._caller = Caller(self.options, Connection(self.options, parsed))
+        super().__init__(Caller(self.options, Connection(self.options, parsed)))
         self._shared: _Shared | None = None
-        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"Client({self.options.endpoint!r})"
@@ -216,12 +215,6 @@ class Client:
                 raise ClosedError("the client is closed")
             shared = self._shared = _Shared(self._caller, loop)
         return shared
-
-    def _ends_at(self, deadline: Seconds | None) -> float:
-        if self._is_closed:
-            raise ClosedError("the client is closed")
-        length = self._deadline if deadline is None else seconds(deadline)
-        return asyncio.get_running_loop().time() + length
 
     async def submit(
         self,

@@ -71,6 +71,38 @@ class BulkAction(enum.IntEnum):
     RETRY = 2
 
 
+class Overlap(enum.IntEnum):
+    """What becomes of an occurrence while the one before it is alive."""
+
+    SKIP = 1
+    ALLOW = 2
+    QUEUE = 3
+    QUEUE_ON_SUCCESS = 4
+
+
+class Gap(enum.IntEnum):
+    """When an occurrence runs whose local time does not exist that day."""
+
+    RUN_AFTER = 1
+    SKIP = 2
+
+
+class Fold(enum.IntEnum):
+    """When an occurrence runs whose local time comes twice that day."""
+
+    FIRST = 1
+    LAST = 2
+    BOTH = 3
+
+
+class CatchUp(enum.IntEnum):
+    """What becomes of occurrences that could not be created in time."""
+
+    LATEST = 1
+    NONE = 2
+    ALL = 3
+
+
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """When a failed attempt is followed by another. Zero takes the pool's value.
 
@@ -180,6 +212,32 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     tags: Mapping[str, str] | None = None
     tenants: Sequence[str] = ()
     schedule: str = ""
+
+
+class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule as the caller wants it; putting it again under the same name replaces it.
+
+    Attributes:
+        name: Unique within a shard.
+        cron: Five fields, or six with leading seconds, or `@hourly` and the like.
+        template: The task of each occurrence; without dependencies and fixed times.
+        tz: IANA time zone.
+        overlap: What happens while the occurrence before is alive; None is `SKIP`.
+        gap: Local times that do not exist; None is `RUN_AFTER`.
+        fold: Local times that come twice; None is `FIRST`.
+        catch_up: Occurrences that were missed; None is `LATEST`.
+        paused: Whether it rests.
+    """
+
+    name: str
+    cron: str
+    template: TaskSpec
+    tz: str = "UTC"
+    overlap: Overlap | None = None
+    gap: Gap | None = None
+    fold: Fold | None = None
+    catch_up: CatchUp | None = None
+    paused: bool = False
 
 
 def new_key() -> str:
