@@ -21,6 +21,7 @@ from cronoq_server._proto import (
     workers_pb2_grpc,
 )
 from cronoq_server.app import Server
+from cronoq_server.stores.base import Store
 
 ANY_PORT = "[server]\ngrpc_addr = '127.0.0.1:0'\nshutdown_grace_s = 0.1\n"
 LARGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -107,9 +108,9 @@ class Edge:
 
 
 @asynccontextmanager
-async def serving(text: str = "") -> AsyncIterator[Edge]:
+async def serving(text: str = "", store: Store | None = None) -> AsyncIterator[Edge]:
     """A server with this configuration on top of a free port."""
-    server = Server(configuration.parse(ANY_PORT + text))
+    server = Server(configuration.parse(ANY_PORT + text), store=store)
     ready = asyncio.Event()
     running = asyncio.create_task(server.run(lambda _: ready.set()))
     waiting = asyncio.create_task(ready.wait())

@@ -8,6 +8,7 @@ serves while there is one, and stands by in between.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -46,7 +47,15 @@ from cronoq_server.runtime import (
     tame_gc,
 )
 from cronoq_server.stores import StoreSettings, open_store
-from cronoq_server.stores.base import Fenced, Leadership, Rejected, Store, TimeBase, Unavailable
+from cronoq_server.stores.base import (
+    Fenced,
+    Leadership,
+    Rejected,
+    Store,
+    StoreError,
+    TimeBase,
+    Unavailable,
+)
 from cronoq_server.telemetry import configure
 
 LEADERSHIP_POLL: Final[Duration] = SECOND // 2
@@ -72,12 +81,15 @@ class Server:
         address: Where it serves gRPC, with the real port.
     """
 
-    def __init__(self, config: Config, clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: Config, *, clock: Clock | None = None, store: Store | None = None
+    ) -> None:
         """Claims the address; nothing is served before `run`.
 
         Args:
             config: What to serve.
             clock: Where time comes from; this machine's if not given.
+            store: Where state is kept; the one of the configuration if not given.
 
         Raises:
             AddressInUse: Somebody else listens there.
@@ -85,12 +97,9 @@ class Server:
         self.address = claim(config.server.grpc_addr)
         self._config = config
         self._clock = clock or SystemClock()
-        self._store: Store = open_store(
-            StoreSettings(config.store.kind, config.limits.finished_max, config.outputs.cache_bytes)
-        )
+        self._store = store or open_store(store_settings(config))
         self._driver: Driver | None = None
         self._stopping = asyncio.Event()
-        self._has_stopped = False
         reader = SpecReader(config.limits, [pool.name for pool in config.pools])
         service = Service(config.limits, Gate(config.limits), self.leader)
         self._listener = Listener(
@@ -174,7 +183,8 @@ class Server:
             return Ending.FENCED
         except (Rejected, Unavailable) as error:
             log.error("recovery failed: %s", error, extra={"action": "store_rejected"})
-            await self._store.release_leadership(leadership)
+            with contextlib.suppress(StoreError):  # it runs out by itself
+                await self._store.release_leadership(leadership)
             await self._pause(LEADERSHIP_POLL)
             return Ending.REJECTED if isinstance(error, Rejected) else Ending.FENCED
         log.info(
@@ -276,6 +286,11 @@ async def _until_signal(config: Config, announce: Callable[[Address], None]) -> 
 def nanoseconds(seconds: float) -> Duration:
     """Seconds of the configuration in the engine's unit."""
     return round(seconds * SECOND)
+
+
+def store_settings(config: Config) -> StoreSettings:
+    """Which store is opened."""
+    return StoreSettings(config.store.kind, config.limits.finished_max, config.outputs.cache_bytes)
 
 
 def engine_settings(config: Config, leadership: Leadership, store: Store) -> EngineSettings:
