@@ -15,9 +15,10 @@ export const protobufFileName = "cronoq/v1/errors.proto";
  *
  * How a reason travels:
  *   * gRPC: google.rpc.Status details hold one google.rpc.ErrorInfo with domain "cronoq" and, as
- *     its reason, the name of the value below in lower case without the enum's prefix, for example
- *     "queue_full". Its metadata map may name the field, the limit, the index in a batch and so on.
- *   * JSON: {"error": {"code", "reason", "message", "details"}} with the same spelling of reason.
+ *     its reason, the name of the value below without the enum's prefix, for example "QUEUE_FULL".
+ *     Its metadata map may name the field, the limit, the index in a batch and so on.
+ *   * JSON: {"error": {"code", "reason", "message", "details"}} with the reason in lower case, for
+ *     example "queue_full".
  * A peer that meets a reason it does not know falls back on the gRPC or HTTP status.
  *
  * Metadata keys of calls and streams (ASCII, gRPC lower case):
