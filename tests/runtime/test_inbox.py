@@ -115,6 +115,18 @@ async def test_a_full_inbox_lets_streams_wait() -> None:
     await done(waiting)
 
 
+async def test_heartbeats_fill_an_inbox_as_well() -> None:
+    """Or an outage of hours would gather them without a bound."""
+    inbox = make_inbox(queued_max=3)
+    for number in range(3):
+        inbox.tell(HeartbeatsRead(number, []))
+    waiting = asyncio.create_task(inbox.room())
+    await settle()
+    assert not waiting.done()
+    assert len(inbox.drain_heartbeats()) == 3
+    await done(waiting)
+
+
 async def test_heartbeats_alone_are_taken_only_without_reports_before_them() -> None:
     """They must not overtake."""
     inbox = make_inbox()

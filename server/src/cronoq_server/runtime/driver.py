@@ -188,7 +188,8 @@ class Driver:
                 self._turn()
             ending = Ending.STOPPED
         except Fenced as error:
-            log.warning("leadership lost: %s", error, extra={"action": "leadership_lost"})
+            # Its text only: a log record that is kept must not keep this driver alive.
+            log.warning("leadership lost: %s", str(error), extra={"action": "leadership_lost"})
             ending = Ending.FENCED
         except Rejected as error:
             _log_rejected(error)
@@ -405,7 +406,7 @@ class Driver:
         except StoreError as error:
             log.warning(
                 "the leadership could not be released, it runs out by itself: %s",
-                error,
+                str(error),
                 extra={"action": "leadership_lost"},
             )
 
@@ -413,7 +414,7 @@ class Driver:
 def _log_rejected(error: Rejected) -> None:
     log.error(
         "the store refused a batch for good: %s",
-        error,
+        str(error),
         extra={
             "action": "store_rejected",
             "mutation": error.kind,

@@ -275,7 +275,7 @@ class Inbox:
         if self._closed:
             return
         self._queue.append(event)
-        self._queued += weight(event)
+        self._queued += weight(event) or 1
         if type(event) is AttemptsReported:
             self._reports += 1
         if self._queued >= self._queued_max:
@@ -302,7 +302,7 @@ class Inbox:
             if tasks > room and taken:
                 break
             queue.popleft()
-            self._queued -= tasks
+            self._queued -= tasks or 1
             kind = type(event)
             if kind is AttemptsReported:
                 self._reports -= 1
@@ -313,8 +313,7 @@ class Inbox:
                 call.entered = True
             room -= tasks
             taken.append(event)
-        if self._queued < self._queued_max:
-            self._room.set()
+        self._make_room()
         return taken
 
     def drain_heartbeats(self) -> list[Event]:
@@ -324,7 +323,13 @@ class Inbox:
         taken: list[Event] = [e for e in self._queue if type(e) is HeartbeatsRead]
         if taken:
             self._queue = deque(e for e in self._queue if type(e) is not HeartbeatsRead)
+            self._queued -= len(taken)
+            self._make_room()
         return taken
+
+    def _make_room(self) -> None:
+        if self._queued < self._queued_max:
+            self._room.set()
 
     def is_waiting(self, number: int) -> bool:
         """Whether somebody still waits for this call."""

@@ -91,7 +91,7 @@ class Lookups:
                 return await self._find(names, whole)
             except Unavailable as error:
                 log.warning(
-                    "a look-up failed, trying again: %s", error, extra={"action": "store_late"}
+                    "a look-up failed, trying again: %s", str(error), extra={"action": "store_late"}
                 )
             await self._clock.sleep_until(after(self._clock.now(), backoff))
             backoff = min(2 * backoff, BACKOFF_MAX)

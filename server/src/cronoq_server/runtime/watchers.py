@@ -320,6 +320,7 @@ class Watchers:
         self._publishing = False
         self._spare = False
         self._alarm: Alarm | None = None
+        self._closed = False
 
     async def open(
         self,
@@ -442,6 +443,8 @@ class Watchers:
 
     def _left(self) -> None:
         """One watch less; the last one is kept in the engine for a while."""
+        if self._closed:
+            return
         if self._streams or self._starts:
             self._inbox.tell(Unwatch())
             return
@@ -456,6 +459,7 @@ class Watchers:
 
     def close(self, refusal: Refusal) -> None:
         """Ends every watch."""
+        self._closed = True
         if self._alarm is not None:
             self._alarm.cancel()
         for stream in list(self._streams):

@@ -100,7 +100,7 @@ class Writer:
                 log.warning(
                     "the store did not confirm batch %s, trying again: %s",
                     "(check)" if batch is None else batch.position,
-                    error,
+                    str(error),
                     extra={"action": "store_late"},
                 )
             else:

@@ -86,6 +86,11 @@ class ManualClock(Clock):
         self._raw += by
         self._ring_due()
 
+    def stand_still(self, by: Duration) -> None:
+        """Time passes at once, as for a process that was stopped: no alarm rings on the way."""
+        self._pass(by)
+        self._ring_due()
+
     async def advance(self, by: Duration) -> None:
         """Lets time pass, stopping at each alarm on the way until everything has come to rest.
 
@@ -171,8 +176,11 @@ class FaultyStore:
         self._rate = rate
         self._way_in = asyncio.Event()
         self._way_out = asyncio.Event()
+        self._searches = asyncio.Event()
+        self._search_faults = 0
         self._way_in.set()
         self._way_out.set()
+        self._searches.set()
 
     def hold(self) -> None:
         """From now on commits and checks wait before they do anything, until `let_go`."""
@@ -182,10 +190,19 @@ class FaultyStore:
         """From now on commits and checks are done, but do not answer until `let_go`."""
         self._way_out.clear()
 
+    def hold_searches(self) -> None:
+        """From now on look-ups of finished tasks wait, until `let_go`."""
+        self._searches.clear()
+
+    def fail_searches(self, count: int) -> None:
+        """The next so many look-ups are `Unavailable`."""
+        self._search_faults = count
+
     def let_go(self) -> None:
         """Lets everything pass again."""
         self._way_in.set()
         self._way_out.set()
+        self._searches.set()
 
     def add_faults(self, *faults: Fault) -> None:
         """Faults of the next commits and checks."""
@@ -259,7 +276,10 @@ class FaultyStore:
 
     async def find_finished(self, query: FinishedQuery) -> FinishedPage:
         """See `Store.find_finished`."""
-        await self._way_in.wait()
+        await self._searches.wait()
+        if self._search_faults:
+            self._search_faults -= 1
+            raise Unavailable("a failed look-up, on purpose")
         return await self._inner.find_finished(query)
 
     async def load_tasks(self, ids: Sequence[int]) -> list[StoredTask]:
