@@ -56,6 +56,7 @@ class World:
         self.has_kinds = chance.random() < 0.4
         self.has_deadlines = chance.random() < 0.5
         self.has_holds = chance.random() < 0.3
+        self.is_crowded = chance.random() < 0.01  # enough tasks for masks of masks
         self.fast = self._make_pools(self._make_resources())
         self.traits = [self._traits() for _ in range(chance.choice((1, 2, 4)))]
 
@@ -64,7 +65,7 @@ class World:
         rules = []
         for at in range(chance.choice((0, 0, 1, 2, 4))):
             name = f"r{at}"
-            per_value = chance.random() < 0.25
+            per_value = chance.random() < 0.35
             if chance.random() < 0.6:
                 rules.append(ResourceRules(name, chance.randint(1, 4), per_value=per_value))
             else:
@@ -110,11 +111,11 @@ class World:
         """Plays random events, then ends everything and checks that nothing is held."""
         choices = (
             (self.submit, 10),
-            (self.end, 8),
+            (self.end, 9),
             (self.nack, 2),
             (self.forgive, 1),
             (self.withdraw, 1),
-            (self.join, 1),
+            (self.join, 0.5),
             (self.leave, 0.4),
             (self.resize_session, 1),
             (self.pass_time, 5),
@@ -125,7 +126,7 @@ class World:
         )
         events_of, weights = zip(*choices, strict=True)
         self.join()
-        for _ in range(events):
+        for _ in range(events // 2 if self.is_crowded else events):
             self.chance.choices(events_of, weights)[0]()
             self.step()
         while self.running:
@@ -137,7 +138,8 @@ class World:
 
     def submit(self) -> None:
         """Some new tasks, now and then with an old place."""
-        for _ in range(self.chance.choice((1, 1, 2, 6))):
+        crowd = 12 if self.is_crowded else 1
+        for _ in range(self.chance.choice((1, 1, 2, 6)) * crowd):
             since = self.wall
             if self.chance.random() < 0.05:
                 since -= self.chance.randrange(500 * SECOND)
@@ -241,7 +243,7 @@ class World:
         pool = self.chance.choice(self.pools)
         session = self.next_session
         self.next_session += 1
-        size = self.chance.choice((1, 1, 2, 3, 8))
+        size = self.chance.choice((1, 1, 1, 2, 2, 4))
         self.sizes[session] = size
         self.reference.sessions[session] = RefSession(
             session, pool, frozenset(labels), frozenset(kinds), size
@@ -293,8 +295,22 @@ class World:
         passed = chance.randint(1, passed * chance.choice((1, 1, 8)))
         self.wall += passed
         self.mono += passed
-        if chance.random() < 0.02:
+        if self.waiting and chance.random() < 0.3:
+            passed = max(0, self._instant_of_note() - self.wall)
+            passed = passed if passed < 2000 * SECOND else 0
+            self.wall += passed
+            self.mono += passed
+        elif chance.random() < 0.02:
             self.wall += chance.randint(-4000 * SECOND, 4000 * SECOND)
+
+    def _instant_of_note(self) -> int:
+        """An instant at which the rank of some waiting task changes its course, or just beside."""
+        _, task = self.waiting[self.chance.choice(list(self.waiting))]
+        instants = [task.since + 60 * SECOND, task.since + 400 * SECOND]
+        if task.latest is not None:
+            window = min(max(task.expected, 5 * SECOND), 1000 * SECOND)
+            instants += [task.latest - window, task.latest, task.latest + 40 * SECOND]
+        return self.chance.choice(instants) + self.chance.choice((-1, 0, 0, 1))
 
     def resize(self) -> None:
         """A resource changes its size."""

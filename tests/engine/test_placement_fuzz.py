@@ -17,9 +17,9 @@ def test_starts_are_those_of_the_definition(first: int) -> None:
     for seed in range(first, first + BATCH):
         world = World(seed)
         try:
-            world.play(60)
+            world.play(120)
         except AssertionError as error:
             error.add_note(f"seed {seed}")
             raise
         starts += world.starts
-    assert starts > 5 * BATCH
+    assert starts > 20 * BATCH

@@ -9,7 +9,8 @@ Rules a change must keep:
 
 - Tenants with waiting tasks are *seated*: sorted by (tag, order of first appearance) in blocks,
   each with the OR of the masks of its lines.
-- A tenant that is not seated and not ahead of the virtual time is forgotten.
+- A tenant that is not seated and not ahead of the virtual time is forgotten; of those that are
+  ahead, the ones that are least so when there are too many. They come back as newcomers.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from cronoq_server.engine.placement import Waiting
 
 BLOCK_MAX = 32
+IDLE_MAX = 1024  # tenants without tasks whose tags are remembered
 COST_MIN = 1_000_000  # ns; nobody runs for free
 _FINENESS = 20  # bits of virtual time below a nanosecond
 
@@ -221,6 +223,11 @@ class Turns:
         elif not seat.is_listed:
             seat.is_listed = True
             heappush(self._idle, (seat.key, seat.tenant))
+            if len(self._idle) > IDLE_MAX:
+                key, tenant = heappop(self._idle)
+                least = self._seats.get(tenant)
+                if least is not None and least.key == key and least.block is None:
+                    del self._seats[tenant]
 
     def _sit(self, seat: _Seat) -> None:
         key = seat.key
