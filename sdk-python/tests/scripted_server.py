@@ -178,6 +178,7 @@ class ScriptedServer(grpc.GenericRpcHandler):
 
     def __init__(self) -> None:
         self._server: grpc.aio.Server | None = None
+        self.address = "127.0.0.1"
         self.port = 0
         self.answers: dict[str, Answer] = {}
         self.calls: list[tuple[str, Any]] = []
@@ -191,7 +192,7 @@ class ScriptedServer(grpc.GenericRpcHandler):
         self._credentials = credentials
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers((self,))
-        address = f"127.0.0.1:{port}"
+        address = f"{self.address}:{port}"
         if credentials is None:
             self.port = self._server.add_insecure_port(address)
         else:
@@ -208,7 +209,7 @@ class ScriptedServer(grpc.GenericRpcHandler):
     @property
     def endpoint(self) -> str:
         """Where it listens."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.address}:{self.port}"
 
     @property
     def url(self) -> str:

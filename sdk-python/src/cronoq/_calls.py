@@ -33,6 +33,9 @@ BULK = Method("Tasks", "Bulk", tasks_pb2.BulkResponse)
 DELETE = Method("Tasks", "Delete", tasks_pb2.DeleteResponse)
 GET_OUTPUT = Method("Workers", "GetOutput", workers_pb2.Output)
 
+# A call with less time left than this is not made again, seconds.
+LAST_TRY_S = 0.01
+
 
 class BackoffSeries:
     """The delays of one row of failures: full jitter, growing to a bound."""
@@ -87,7 +90,8 @@ class Caller:
             try:
                 return await self.connection.channel().unary(method, request, left)
             except CronoqError as error:
-                delay = backoff.next_delay()
-                if not may_repeat(error, idempotent=idempotent) or loop.time() + delay >= ends_at:
+                left = ends_at - loop.time()
+                if not may_repeat(error, idempotent=idempotent) or left < LAST_TRY_S:
                     raise
-            await asyncio.sleep(delay)
+            # Near its end the delays shrink, so that the deadline is used up.
+            await asyncio.sleep(min(backoff.next_delay(), left / 2))

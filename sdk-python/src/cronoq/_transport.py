@@ -35,7 +35,7 @@ SHARD_ENDPOINT_KEY = "cronoq-shard-endpoint"
 _STATUS_KEY = "grpc-status-details-bin"
 _ERROR_DOMAIN = "cronoq"
 # Messages a stream may be ahead of its reader; beyond it the server feels the back pressure.
-_STREAM_BUFFER = 64
+STREAM_BUFFER = 64
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -303,7 +303,7 @@ class ServerStream(Generic[Response]):
         self._call = call
         self._loop = loop
         self._items: collections.deque[Response] = collections.deque()
-        self._room = threading.Semaphore(_STREAM_BUFFER)
+        self._room = threading.Semaphore(STREAM_BUFFER)
         self._ended = False
         self._wakeup = asyncio.Event()
         self._awake = False
@@ -349,7 +349,7 @@ class ServerStream(Generic[Response]):
     def cancel(self) -> None:
         """Ends the stream; its reader sees CANCELLED."""
         self._call.cancel()
-        self._room.release(_STREAM_BUFFER)
+        self._room.release(STREAM_BUFFER)
 
 
 def call_error(call: Any) -> CronoqError:

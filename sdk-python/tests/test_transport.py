@@ -1,0 +1,219 @@
+"""Holds connections to TLS, to certificates that change, and to time limits."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from scripted_server import PATIENCE_S, Refusal, ScriptedServer
+
+from cronoq import Backoff, Client, TlsOptions, Worker
+from cronoq._proto import task_pb2
+from cronoq._transport import STREAM_BUFFER, ServerStream
+from cronoq.errors import UnavailableError
+
+CERTS = Path(__file__).parent / "certs"
+QUICK = Backoff(initial=0.001, maximum=0.01)
+TLS = TlsOptions(ca=CERTS / "ca.pem")
+MUTUAL = TlsOptions(ca=CERTS / "ca.pem", cert=CERTS / "client.pem", key=CERTS / "client.key")
+
+
+def _credentials(*, mutual: bool = False) -> grpc.ServerCredentials:
+    pair = ((CERTS / "server.key").read_bytes(), (CERTS / "server.pem").read_bytes())
+    ca = (CERTS / "ca.pem").read_bytes()
+    return grpc.ssl_server_credentials([pair], ca if mutual else None, mutual)
+
+
+@pytest.fixture
+async def secure() -> AsyncIterator[ScriptedServer]:
+    """A server with TLS."""
+    listening = await ScriptedServer().start(credentials=_credentials())
+    yield listening
+    await listening.stop()
+
+
+@pytest.fixture
+async def mutual() -> AsyncIterator[ScriptedServer]:
+    """A server that asks for a client certificate."""
+    listening = await ScriptedServer().start(credentials=_credentials(mutual=True))
+    yield listening
+    await listening.stop()
+
+
+def _play_get(server: ScriptedServer) -> None:
+    async def get(_request: Any) -> task_pb2.TaskInfo:
+        return task_pb2.TaskInfo(id=1, status=task_pb2.TASK_STATUS_READY)
+
+    server.on("Get", get)
+
+
+def _worker(endpoint: str, **options: Any) -> Worker:
+    worker = Worker(endpoint=endpoint, backoff=QUICK, **options)
+    worker.default_handler(lambda: None)
+    return worker
+
+
+async def _accept_and_end(server: ScriptedServer, worker: Worker) -> dict[str, Any]:
+    """Takes a worker's stream to its orderly end and returns its metadata."""
+    async with worker:
+        stream = await server.stream()
+        await stream.accept()
+        await worker.wait_ready()
+        ending = asyncio.create_task(stream.end_of_worker())
+        ending.add_done_callback(lambda _: stream.end())
+    await ending
+    return stream.metadata
+
+
+async def test_a_client_trusts_the_authority_it_is_given(secure: ScriptedServer) -> None:
+    """With the scheme spelled out or implied by the TLS settings."""
+    _play_get(secure)
+    for endpoint in (secure.endpoint, secure.url):
+        async with Client(endpoint, tls=TLS) as client:
+            assert (await client.get(1)).id == 1
+
+
+async def test_a_client_does_not_trust_strangers(secure: ScriptedServer) -> None:
+    """Without that authority there is no connection, so nothing was executed."""
+    _play_get(secure)
+    async with Client(secure.url, backoff=QUICK) as client:
+        with pytest.raises(UnavailableError) as caught:
+            await client.get(1, call_deadline=0.2)
+        assert caught.value.executed is False
+    assert secure.calls == []
+
+
+async def test_a_client_certificate_is_shown_where_it_is_asked_for(mutual: ScriptedServer) -> None:
+    """And without one there is no answer."""
+    _play_get(mutual)
+    async with Client(mutual.url, tls=MUTUAL) as client:
+        assert (await client.get(1)).id == 1
+    async with Client(mutual.url, tls=TLS, backoff=QUICK) as client:
+        with pytest.raises(UnavailableError):
+            await client.get(1, call_deadline=0.2)
+
+
+async def test_tls_settings_are_kept_on_a_redirect(
+    secure: ScriptedServer, mutual: ScriptedServer
+) -> None:
+    """Own authority, client certificate and token."""
+    metadata = (("cronoq-shard-endpoint", mutual.url),)
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    secure.refuse_streams(Refusal(code, "elsewhere", metadata=metadata))
+    token = "a-token-of-some-length"
+    seen = await _accept_and_end(mutual, _worker(secure.url, tls=MUTUAL, token=token))
+    assert seen["authorization"] == f"Bearer {token}"
+
+
+async def test_a_redirect_from_https_to_http_is_not_followed(
+    secure: ScriptedServer, server: ScriptedServer
+) -> None:
+    """Not even with the option that allows tokens over http."""
+    told: list[tuple[str, str]] = []
+    metadata = (("cronoq-shard-endpoint", server.url),)
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    secure.refuse_streams(Refusal(code, "elsewhere", metadata=metadata))
+    worker = _worker(
+        secure.url,
+        tls=TLS,
+        insecure_redirect_http=True,
+        on_redirect=lambda *redirect: told.append(redirect),
+    )
+    await _accept_and_end(secure, worker)
+    assert told == [(server.url, f"redirect from https to {server.url}")]
+
+
+async def test_certificate_files_are_read_again_when_they_change(
+    mutual: ScriptedServer, tmp_path: Path
+) -> None:
+    """A running client follows a rotation, with the next call."""
+    _play_get(mutual)
+    tls = TlsOptions(ca=tmp_path / "ca.pem", cert=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+    shutil.copy(CERTS / "ca.pem", tmp_path / "ca.pem")
+    shutil.copy(CERTS / "client.pem", tmp_path / "cert.pem")
+    (tmp_path / "ca.pem").write_bytes((CERTS / "client.pem").read_bytes())
+    shutil.copy(CERTS / "client.key", tmp_path / "key.pem")
+    async with Client(mutual.url, tls=tls, backoff=QUICK, deadline=PATIENCE_S) as client:
+        with pytest.raises(UnavailableError):
+            await client.get(1, call_deadline=0.2)
+        (tmp_path / "ca.pem").write_bytes((CERTS / "ca.pem").read_bytes())
+        assert (await client.get(1)).id == 1
+
+
+async def test_a_missing_certificate_file_is_named(tmp_path: Path) -> None:
+    """When the connection is made, by the call that needs it."""
+    tls = TlsOptions(ca=tmp_path / "none.pem")
+    async with Client("https://127.0.0.1:1", tls=tls) as client:
+        with pytest.raises(FileNotFoundError, match=r"none\.pem"):
+            await client.get(1)
+
+
+@pytest.mark.parametrize("given", [{"cert": "c.pem"}, {"key": "k.pem"}])
+def test_a_certificate_without_its_key_is_a_mistake(given: dict[str, str]) -> None:
+    """And the other way round."""
+    with pytest.raises(ValueError, match="go together"):
+        TlsOptions(**given)
+
+
+async def test_a_server_that_accepts_and_says_nothing_is_given_up(server: ScriptedServer) -> None:
+    """Within the time for one connection; the worker goes back to its own endpoint."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        metadata = (("cronoq-shard-endpoint", url),)
+        code = grpc.StatusCode.FAILED_PRECONDITION
+        server.refuse_streams(Refusal(code, "elsewhere", metadata=metadata))
+        await _accept_and_end(server, _worker(server.endpoint, connect_timeout=0.1))
+
+
+async def test_ipv6_endpoints_work() -> None:
+    """With brackets, as in URLs."""
+    listening = ScriptedServer()
+    listening.address = "[::1]"
+    await listening.start()
+    _play_get(listening)
+    async with Client(f"http://[::1]:{listening.port}") as client:
+        assert (await client.get(1)).id == 1
+    await listening.stop()
+
+
+class _EndlessCall:
+    """A call whose server always has another message, and which counts those taken."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.given = 0
+        self.too_many = False
+        self.is_full = threading.Event()
+
+    def __iter__(self) -> Iterator[int]:
+        while not self.too_many:
+            self.taken += 1
+            self.too_many = self.taken > self.given + STREAM_BUFFER + 1
+            if self.taken == self.given + STREAM_BUFFER + 1:
+                self.is_full.set()
+            yield self.taken
+
+    def cancel(self) -> None:
+        """Ends the call."""
+        self.too_many = True
+
+
+async def test_a_stream_is_read_no_faster_than_its_reader_reads() -> None:
+    """A watcher that stands still holds the server back instead of filling memory."""
+    call = _EndlessCall()
+    stream: ServerStream[int] = ServerStream(call, asyncio.get_running_loop())
+    messages = aiter(stream)
+    for number in range(1, 200):
+        assert await asyncio.to_thread(call.is_full.wait, PATIENCE_S)
+        assert not call.too_many
+        call.is_full.clear()
+        call.given = number
+        assert await anext(messages) == number
+    stream.cancel()
