@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from google.protobuf import descriptor_pb2
+
 from cronoq_server._proto import (
     admin_pb2,
     errors_pb2,
@@ -19,7 +21,6 @@ from cronoq_server._proto import (
     testing_pb2,
     workers_pb2,
 )
-from google.protobuf import descriptor_pb2
 
 CONTRACT = Path(__file__).resolve().parents[2] / "proto/cronoq/v1"
 MODULES = (admin_pb2, errors_pb2, task_pb2, tasks_pb2, testing_pb2, workers_pb2)
