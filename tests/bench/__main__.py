@@ -1,0 +1,22 @@
+"""The benchmarks by name: `python -m tests.bench NAME …`, or `./justw bench NAME …`."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.bench import e2e, engine
+
+BENCHES = {"e2e": e2e.main, "engine": engine.main}
+
+
+def main() -> int:
+    """Runs the benchmark that the command line names."""
+    names = ", ".join(BENCHES)
+    if len(sys.argv) < 2 or sys.argv[1] not in BENCHES:
+        print(f"usage: ./justw bench NAME [--help | …], where NAME is one of {names}")
+        return 2
+    return BENCHES[sys.argv[1]](sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

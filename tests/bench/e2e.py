@@ -1,0 +1,222 @@
+"""What the whole system does: a server, Python workers and a Python client, in processes.
+
+Four parts, one after the other on the same server:
+
+    tasks     handed in by submit_many, run by workers, every status and output delivered back and
+              checked: tasks per second, from the first submission to the last result
+    idle      one task at a time: how long submit takes, and until its handler starts
+    submits   single submit calls by many callers at once, for a pool that nobody works for, and
+              once more for one with workers
+
+With --sweep the first part alone, for one batch size after another, and a picture of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cronoq
+from cronoq import TaskStatus
+from tests.bench import picture
+from tests.bench.environment import ROOT, describe, print_result, quantile
+from tests.bench.processes import System, cpu_seconds, resident_mb, running
+from tests.bench.worker import MARK_BYTES, mark, stamp
+
+SHARE_TASKS = 5_000
+"""Tasks of one submit_many with its wait_many."""
+SHARES_AT_ONCE = 3
+IDLE_TASKS = 300
+IDLE_PAUSE_S = 0.005
+CALLERS = 64
+SUBMITS = 20_000
+WARM_UP_TASKS = 2_000
+SWEEP_SIZES = (1, 3, 10, 30, 100, 300, 1000)
+SWEEP_TASKS_PER_SIZE = 300
+SWEEP_TASKS_MIN = 3_000
+SWEEP_ROUNDS = 3
+PICTURE = ROOT / "docs" / "performance" / "throughput-by-batch.png"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """What to measure with."""
+
+    store: str
+    tasks: int
+    workers: int
+    payload: int
+    slots: int
+
+
+def _specs(
+    first: int, count: int, payload_bytes: int, pool: str = "default"
+) -> list[cronoq.TaskSpec]:
+    """Tasks that can be told apart by the first bytes of their payload."""
+    rest = os.urandom(payload_bytes - MARK_BYTES)
+    return [
+        cronoq.TaskSpec(mark.__name__, index.to_bytes(MARK_BYTES, "big") + rest, pool=pool)
+        for index in range(first, first + count)
+    ]
+
+
+async def _share(client: cronoq.Client, first: int, count: int, payload_bytes: int) -> None:
+    """Hands tasks in, waits for them, and holds each result against its task."""
+    specs = _specs(first, count, payload_bytes)
+    handles = []
+    for answer in await client.submit_many(specs):
+        if not isinstance(answer, cronoq.TaskHandle):
+            raise answer
+        handles.append(answer)
+    for spec, result in zip(specs, await client.wait_many(handles), strict=True):
+        if result.status is not TaskStatus.SUCCEEDED or result.output != spec.payload[:MARK_BYTES]:
+            raise RuntimeError(f"task {result.id} came back as {result}")
+
+
+async def run_tasks(client: cronoq.Client, count: int, payload_bytes: int) -> float:
+    """Runs so many tasks through and returns the seconds that it took."""
+    gate = asyncio.Semaphore(SHARES_AT_ONCE)
+
+    async def share(first: int) -> None:
+        async with gate:
+            await _share(client, first, min(SHARE_TASKS, count - first), payload_bytes)
+
+    begun = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for first in range(0, count, SHARE_TASKS):
+            group.create_task(share(first))
+    return time.perf_counter() - begun
+
+
+async def measure_tasks(system: System, options: Options) -> dict[str, float]:
+    """The first part: throughput, and what each process spends on it."""
+    processes = {"server": (system.server,), "workers": system.workers, "client": (os.getpid(),)}
+    async with cronoq.Client(system.address) as client:
+        await run_tasks(client, WARM_UP_TASKS, options.payload)
+        before = {name: cpu_seconds(*pids) for name, pids in processes.items()}
+        seconds = await run_tasks(client, options.tasks, options.payload)
+    cpu = {
+        f"{name}_cpu_s_per_1000": round(
+            (cpu_seconds(*pids) - before[name]) / options.tasks * 1000, 4
+        )
+        for name, pids in processes.items()
+    }
+    return {
+        "tasks_per_s": round(options.tasks / seconds),
+        "seconds": round(seconds, 2),
+        **cpu,
+        "rss_mb": round(resident_mb(system.server), 1),
+    }
+
+
+async def measure_idle(system: System) -> dict[str, float]:
+    """The second part: one task at a time."""
+    submits, starts = [], []
+    async with cronoq.Client(system.address) as client:
+        for _ in range(IDLE_TASKS):
+            await asyncio.sleep(IDLE_PAUSE_S)
+            begun = time.monotonic_ns()
+            handle = await client.submit(stamp.__name__)
+            submits.append((time.monotonic_ns() - begun) / 1e6)
+            starts.append((await handle.result(int) - begun) / 1e6)
+    return {**_percentiles("submit", submits), **_percentiles("start_latency", starts)}
+
+
+async def measure_submits(system: System, pool: str, payload_bytes: int) -> dict[str, float]:
+    """The third part: many callers that submit one task after the other."""
+    left = iter(_specs(0, SUBMITS, payload_bytes, pool))
+    took: list[float] = []
+
+    async def call(client: cronoq.Client) -> None:
+        for spec in left:
+            begun = time.perf_counter()
+            await client.submit(spec)
+            took.append((time.perf_counter() - begun) * 1e3)
+
+    async with cronoq.Client(system.address) as client:
+        begun = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CALLERS):
+                group.create_task(call(client))
+        seconds = time.perf_counter() - begun
+    return {"submits_per_s": round(SUBMITS / seconds), **_percentiles("call", took)}
+
+
+def _percentiles(name: str, milliseconds: list[float]) -> dict[str, float]:
+    milliseconds.sort()
+    return {
+        f"{name}_p50_ms": round(quantile(milliseconds, 0.5), 3),
+        f"{name}_p99_ms": round(quantile(milliseconds, 0.99), 3),
+    }
+
+
+async def measure(system: System, options: Options) -> dict[str, Any]:
+    """All three parts."""
+    tasks = await measure_tasks(system, options)
+    idle = await measure_idle(system)
+    quiet = await measure_submits(system, "quiet", options.payload)
+    served = await measure_submits(system, "default", options.payload)
+    return {
+        **tasks,
+        **idle,
+        **quiet,
+        "submits_while_served_per_s": served["submits_per_s"],
+    }
+
+
+async def sweep(system: System, options: Options) -> list[dict[str, int]]:
+    """The first part for one batch size after the other."""
+    rows = []
+    for size in SWEEP_SIZES:
+        count = min(options.tasks, max(SWEEP_TASKS_MIN, SWEEP_TASKS_PER_SIZE * size))
+        async with cronoq.Client(system.address, max_tasks_per_batch=size) as client:
+            await run_tasks(client, size, options.payload)
+            rates = [
+                count / await run_tasks(client, count, options.payload) for _ in range(SWEEP_ROUNDS)
+            ]
+        rows.append({"batch": size, "tasks": count, "tasks_per_s": round(statistics.median(rates))})
+    return rows
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the benchmark and prints what it found."""
+    parser = argparse.ArgumentParser(prog="./justw bench e2e", description=__doc__)
+    parser.add_argument("--store", default="memory", help="the server's store")
+    parser.add_argument("--tasks", type=int, default=100_000)
+    parser.add_argument("--workers", type=int, default=2, help="worker processes")
+    parser.add_argument("--slots", type=int, default=500, help="slots of each worker")
+    parser.add_argument("--payload", type=int, default=200, help=f"bytes, at least {MARK_BYTES}")
+    parser.add_argument("--sweep", action="store_true", help="by batch size, with a picture")
+    parser.add_argument("--json", action="store_true", help="JSON, also on a terminal")
+    given = parser.parse_args(arguments)
+    if given.payload < MARK_BYTES:
+        parser.error(f"--payload: at least {MARK_BYTES}")
+    options = Options(given.store, given.tasks, given.workers, given.payload, given.slots)
+    result = {**describe("e2e sweep" if given.sweep else "e2e"), **dataclasses.asdict(options)}
+    with (
+        tempfile.TemporaryDirectory(prefix="cronoq-bench-") as folder,
+        running(Path(folder), options.store, options.workers, options.slots) as system,
+    ):
+        if given.sweep:
+            result["rows"] = asyncio.run(sweep(system, options))
+        else:
+            result |= asyncio.run(measure(system, options))
+    if given.sweep:
+        picture.draw(result, PICTURE)
+    print_result(result, _table(result), as_json=given.json)
+    return 0
+
+
+def _table(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    if "rows" not in result:
+        return [(name, str(value)) for name, value in result.items()]
+    rows = result["rows"]
+    return [tuple(rows[0]), *(tuple(map(str, row.values())) for row in rows)]
