@@ -78,6 +78,7 @@ def _is_simple(state: State, spec: TaskSpec) -> bool:
         and not spec.resources
         and spec.start_at is None
         and spec.start_in is None
+        and not pool.parked
         and state.pending < state.settings.max_pending_total
         and pool.pending < pool.settings.max_pending
         and state.ids.left() > 0
@@ -90,18 +91,22 @@ def _admit_simple(draft: Draft, spec: TaskSpec) -> int:
     return task.id
 
 
-def _admit_together(draft: Draft, event: Submit) -> Admitted | Refusal | Pool:
+def _admit_together(
+    draft: Draft, event: Submit, was_parked: bool = False
+) -> Admitted | Refusal | Pool:
     """All or none; a `Pool` means that it is full and that the call may wait for room."""
     specs = event.specs
     if len(specs) == 1 and _is_simple(draft.state, specs[0]):
         return Admitted([_admit_simple(draft, specs[0])])
-    outcome = _enter(draft, specs, event)
+    outcome = _enter(draft, specs, event, was_parked)
     if isinstance(outcome, Pool) and outcome.settings.overflow != Overflow.WAIT:
         return queue_full(outcome)
     return outcome
 
 
-def _enter(draft: Draft, specs: list[TaskSpec], event: Submit) -> Admitted | Refusal | Pool:
+def _enter(
+    draft: Draft, specs: list[TaskSpec], event: Submit, was_parked: bool = False
+) -> Admitted | Refusal | Pool:
     """Judges specs, books their starts, makes room, and only then creates their tasks."""
     judged = judge(draft.state, specs, event.scope, event.found)
     if isinstance(judged, Refusal):
@@ -110,10 +115,16 @@ def _enter(draft: Draft, specs: list[TaskSpec], event: Submit) -> Admitted | Ref
     booked = book_all(draft, newcomers)
     if isinstance(booked, Refusal):
         return booked
-    full = make_room(draft, newcomers)
+    pending = draft.state.pending
+    full = make_room(draft, newcomers, was_parked)
     if full is not None:
         give_back_all(draft.state, newcomers, booked)
         return full
+    if draft.state.pending < pending:
+        # What was pushed out may be a parent of a newcomer.
+        judged = judge(draft.state, specs, event.scope, event.found)
+        assert not isinstance(judged, Refusal)
+        known, newcomers = judged
     duplicates = tuple(index for index, task_id in enumerate(known) if task_id)
     _create(draft, known, newcomers, booked)
     return Admitted(known, duplicates)
@@ -138,6 +149,7 @@ def unpark(draft: Draft) -> None:
         if event is not None:
             pool = state.pools[event.specs[0].pool]
             draft.reply(call, queue_full(pool))
+            draft.room_made = True  # those behind it may want less
     draft.overdue.clear()
     if not draft.room_made or not state.parked:
         return
@@ -149,7 +161,7 @@ def unpark(draft: Draft) -> None:
             if event is None:
                 parked.popleft()
                 continue
-            outcome = _admit_together(draft, event)
+            outcome = _admit_together(draft, event, was_parked=True)
             if outcome is pool:
                 break
             parked.popleft()
@@ -246,8 +258,7 @@ def _tie(draft: Draft, task: Task, newcomer: Newcomer, created: dict[int, Task])
     parents = dict.fromkeys(newcomer.parents)
     for edge in newcomer.edges:
         if edge.parent == 0:
-            state.awaited.setdefault(edge.key, []).append((task, edge.condition))
-            task.awaiting += 1
+            state.await_key(edge.key, task, edge.condition)
         else:
             parent = edge.parent if edge.parent > 0 else created[-edge.parent - 1].id
             state.children.setdefault(parent, []).append((task, edge.condition))
@@ -265,8 +276,12 @@ def _arrived(draft: Draft, parent: Task) -> None:
     waiting = state.awaited.pop(parent.spec.key, None)
     if waiting is None:
         return
-    for child, condition in waiting:
+    for child, condition in [entry for entries in waiting.values() for entry in entries]:
+        if child.status != Status.BLOCKED:
+            continue  # it ended with one of the others
         child.awaiting -= 1
+        if not child.awaiting:
+            state.mono_timers.disarmed()
         if parent.status < FIRST_TERMINAL:
             state.children.setdefault(parent.id, []).append((child, condition))
             state.set_parents(child, (*state.parents.get(child.id, ()), parent.id))

@@ -68,19 +68,19 @@ def dispatch(draft: Draft) -> None:
     started = cast("list[tuple[Task, int]]", state.placement.run(draft.now.mono, draft.now.mono))
     if not started:
         return
-    sessions, lease, wall = state.sessions, state.lease, draft.now.wall
+    sessions, lease, wall, mono = state.sessions, state.lease, draft.now.wall, draft.now.mono
     pools, transition, changed = state.pools, draft.transition, draft.changed
     dispatches, attempts = draft.dispatches, draft.attempts
     for task, number in started:
         if task.same_attempt:
             task.same_attempt = False
         else:
+            if not task.attempt and (task.expires_at is not None or task.miss_at is not None):
+                state.disarm(task)
             task.attempt += 1
             task.nacks = 0
-            if task.attempt == 1 and (task.expires_at is not None or task.miss_at is not None):
-                state.wall_timers.disarmed()
         lease += 1
-        attempt = Attempt(lease=lease, task=task, started_at=wall)
+        attempt = Attempt(lease=lease, task=task, started_at=wall, began=mono)
         session = sessions[number]
         session.leases[lease] = attempt
         attempts.append(attempt)
@@ -190,8 +190,7 @@ def _completed(draft: Draft, session: Session, attempt: Attempt, report: Complet
     spec = task.spec
     means = draft.state.pools[spec.pool].means
     kind = spec.kind
-    elapsed = draft.now.wall - attempt.started_at
-    means[kind] = learned_mean(means.get(kind), elapsed if elapsed > 0 else 0)
+    means[kind] = learned_mean(means.get(kind), draft.now.mono - attempt.began)
     stored = OutputStored(task.id, report.output, report.content_type)
     finish(draft, task, _COMPLETED, "", stored)
 
@@ -256,8 +255,8 @@ def _nacked(draft: Draft, session: Session, attempt: Attempt, report: Nacked) ->
         return
     give_back(draft, session, attempt, session.number)
     policy = effective_retry(task.spec.retry, draft.state.pools[task.spec.pool].retry)
-    until = draft.now.mono + policy.initial_backoff
-    draft.state.mono_timers.arm(until, TimerKind.FORGIVE, task)
+    task.forgive_at = draft.now.mono + policy.initial_backoff
+    draft.state.mono_timers.arm(task.forgive_at, TimerKind.FORGIVE, task)
 
 
 def give_back(draft: Draft, session: Session, attempt: Attempt, avoid: int | None) -> None:
@@ -292,7 +291,7 @@ def _end(draft: Draft, session: Session, attempt: Attempt) -> None:
         timeout = attempt.timeout
         if timeout is not None:
             attempt.timeout = None
-            state.timeout_lists[task.spec.timeout].remove(timeout)  # type: ignore[index]
+            state.end_timeout(timeout, task.spec.timeout or 0)
     state.placement.finished(task)
     draft.touched[session.number] = session
 
@@ -326,8 +325,8 @@ def end_from_outside(
         finish(draft, task, cause, message)
     if session.connected:
         draft.abort(session, lease, message)
-        if session.protocol >= 4:
-            session.stuck[lease] = None
+    if session.protocol >= 4:
+        session.stuck[lease] = None
 
 
 def heartbeats(draft: Draft, event: HeartbeatsRead) -> None:
@@ -373,7 +372,7 @@ def expire(draft: Draft) -> None:
             end_from_outside(
                 draft, node, Outcome.LEASE_EXPIRED, "lease expired: no heartbeat in time"
             )
-    for timeouts in state.timeout_lists.values():
+    for timeouts in list(state.timeout_lists.values()):
         while (node := timeouts.first_due(draft.now.mono)) is not None:
             assert isinstance(node, Timeout)
             state.totals[Total.TIMEOUTS] += 1

@@ -112,6 +112,8 @@ class Draft:
         counts[after] += 1
         change = _PENDING[after] - _PENDING[before]
         if change:
+            if change < 0:
+                self.room_made = True
             pool.pending += change
             pool.pending_by_class[task.priority] += change
             self.state.pending += change

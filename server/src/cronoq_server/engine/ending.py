@@ -19,6 +19,7 @@ from cronoq_server.engine.mutations import OutputStored
 from cronoq_server.engine.state import Finished, Task
 
 _READY = Status.READY
+_RUNNING = Status.RUNNING
 _SUCCEEDED = Status.SUCCEEDED
 _BLOCKED = Status.BLOCKED
 _FAILURES = (Status.FAILED, Status.DEAD_LETTERED)
@@ -75,13 +76,12 @@ def _end_one(
         state.unbook(task)
     if task.schedule:
         _end_occurrence(draft, task, cause)
-    if not task.attempt and (task.expires_at is not None or task.due_at is not None):
-        state.wall_timers.disarmed()
+    if task.status != _RUNNING:
+        state.disarm(task)
     task.message = message
     task.retry_at = None
     draft.transition(task, cause)
     draft.changed[task_id] = task
-    draft.room_made = True
     if output is not None:
         draft.outputs.append(output)
     state.retire(task)
@@ -129,10 +129,8 @@ def _leave_parents(draft: Draft, task: Task) -> None:
             if isinstance(target, str):
                 waiting = state.awaited.get(target)
                 if waiting is not None:
-                    kept = [entry for entry in waiting if entry[0] is not task]
-                    if kept:
-                        state.awaited[target] = kept
-                    else:
+                    waiting.pop(task.id, None)
+                    if not waiting:
                         del state.awaited[target]
     state.unpin(state.parents.pop(task.id, ()), draft.now.mono)
 

@@ -30,7 +30,7 @@ from cronoq_server.engine import (
 )
 from cronoq_server.engine.draft import Draft
 from cronoq_server.engine.effects import Effect
-from cronoq_server.engine.model import MILLISECOND, SECOND, EngineSettings, Now
+from cronoq_server.engine.model import SECOND, EngineSettings, Now
 from cronoq_server.engine.mutations import Mutation, RecoveredChunk
 from cronoq_server.engine.policies import Chance
 from cronoq_server.engine.state import State
@@ -39,8 +39,12 @@ from cronoq_server.engine.timers import NEVER
 LISTENING_GAP: int = SECOND
 """A longer time between two steps is time in which the leader could not listen: no lease ages."""
 
-CLOCK_JUMP_MIN: int = 100 * MILLISECOND
-"""The wall clock moving this much against the monotonic one makes deadlines be looked at anew."""
+CLOCK_DRIFT_MAX: int = SECOND
+"""The wall clock drifting this far from the monotonic one makes deadlines be looked at anew.
+
+In one leap or bit by bit; a deadline begins to press at least five seconds before, so that this is
+soon enough, and rare enough for what takes a look at every task.
+"""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -166,16 +170,16 @@ class Engine:
         if self._number and gap > LISTENING_GAP:
             state.ttl_shift += gap - LISTENING_GAP
         offset = now.wall - now.mono
-        if self._offset is not None and abs(offset - self._offset) > CLOCK_JUMP_MIN:
+        if self._offset is None or abs(offset - self._offset) > CLOCK_DRIFT_MAX:
             readiness.clock_moved(state, now)
-        self._offset = offset
+            self._offset = offset
 
     def _finish(self, draft: Draft) -> Step:
         """Settles what the events left open, dispatches, and puts the step together."""
         state = self._state
         while True:
-            readiness.settle_unblocked(draft)
             admission.unpark(draft)
+            readiness.settle_unblocked(draft)
             readiness.line_up(draft)
             attempts.dispatch(draft)
             # Dispatch makes room in the queue, and whoever gets in then may start at once.

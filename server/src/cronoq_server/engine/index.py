@@ -1,8 +1,8 @@
 """The order of live tasks by id, for listings: appended to, never inserted into.
 
 Ids rise, so a list in order of admission is in order of id; what has ended stays in it as a dead
-entry until half are dead. Only a redrive or a recovery brings an id back that is lower than the
-last: it is put in its place, which is rare and costs a move of memory.
+entry until it is the last one, or half are dead. Only a redrive or a recovery brings an id back
+that is lower than the last: it is put in its place, which is rare and costs a move of memory.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ class IdIndex:
     def left(self) -> None:
         """Notes that one of them has ended; rebuilds when half are dead."""
         self._dead += 1
+        ids, living = self._ids, self._living
+        while ids and ids[-1] not in living:
+            ids.pop()
+            self._dead -= 1
         if self._dead > _REBUILD_MIN and self._dead * 2 > len(self._ids):
-            living = self._living
-            self._ids = [task_id for task_id in self._ids if task_id in living]
+            self._ids = [task_id for task_id in ids if task_id in living]
             self._dead = 0
 
     def walk(self, after: int, newest_first: bool) -> Iterator[int]:

@@ -93,7 +93,7 @@ def judge(
         per_pool[spec.pool] = per_pool.get(spec.pool, 0) + 1
     refusal = _too_large(state, per_pool, len(newcomers))
     if refusal is None:
-        refusal = _resolve_batch(state, specs, known, newcomers)
+        refusal = _resolve_batch(state, specs, known, newcomers, found)
     return refusal if refusal is not None else (known, newcomers)
 
 
@@ -174,10 +174,12 @@ def _newcomer(
             if refusal is not None:
                 return refusal
             continue
-        if task_id is not None:
-            newcomer.parents.append(task_id)
+        if task_id is None:
+            assert found is not None
+            task_id = found[target].task_id
+        newcomer.parents.append(task_id)
         if status and not edge_holds(condition, status):
-            newcomer.doom = newcomer.doom or impossible(task_id or 0, condition, status)
+            newcomer.doom = newcomer.doom or impossible(task_id, condition, status)
     return newcomer
 
 
@@ -206,7 +208,11 @@ def _unknown_parent(
 
 
 def _resolve_batch(
-    state: State, specs: list[TaskSpec], known: list[int], newcomers: list[Newcomer]
+    state: State,
+    specs: list[TaskSpec],
+    known: list[int],
+    newcomers: list[Newcomer],
+    found: Found,
 ) -> Refusal | None:
     """Turns edges to members that existed before into edges to those, and refuses cycles."""
     inner = False
@@ -221,8 +227,7 @@ def _resolve_batch(
             if existing in state.tasks:
                 newcomer.edges[at] = OpenEdge(existing, edge.condition)
             else:
-                ended = state.finished.get(existing)
-                status = ended.status if ended is not None else 0
+                status = _ended_status(state, edge.key, existing, found)
                 newcomer.edges[at] = OpenEdge(-len(specs) - 1, edge.condition)
                 if status and not edge_holds(edge.condition, status):
                     newcomer.doom = newcomer.doom or impossible(existing, edge.condition, status)
@@ -249,13 +254,14 @@ def _refuse_cycle(state: State, newcomers: list[Newcomer]) -> Refusal | None:
 class _WaitsFor:
     """The graph of open edges among newcomers and the live tasks that await their keys.
 
-    Nodes are indexes of newcomers (minus index minus 1) and ids of live blocked tasks. Only
-    blocked tasks that await a key can lead back to a newcomer, so only from those on upward is
-    searched.
+    Nodes are indexes of newcomers (minus index minus 1) and ids of live blocked tasks. Only a
+    task that awaits a newcomer's key can lead back to it: where nobody does, no live task is
+    looked at, however many there are upward.
     """
 
     def __init__(self, state: State, newcomers: list[Newcomer]) -> None:
         self._state = state
+        self._comes = any(n.spec.key in state.awaited for n in newcomers)
         self._newcomers = {-n.index - 1: n for n in newcomers}
         self._keys = {n.spec.key: -n.index - 1 for n in newcomers if n.spec.key}
 
@@ -292,7 +298,7 @@ class _WaitsFor:
                 for edge in newcomer.edges
                 if edge.parent or edge.key in self._keys
             ]
-        task = self._state.tasks.get(node)
+        task = self._state.tasks.get(node) if self._comes else None
         if task is None or task.status != Status.BLOCKED:
             return []
         parents = []

@@ -121,16 +121,21 @@ def wait(draft: Draft, event: Wait) -> None:
     pending: list[int] = []
     told: list[Result] = []
     unknown: list[TaskRef] = []
+    seen: set[int] = set()
     named: tuple[TaskRef, ...] = (*event.ids, *event.keys)
-    for target in named:
+    for target in dict.fromkeys(named):
         found = state.resolve(target, event.scope)
-        if isinstance(found, Task):
-            pending.append(found.id)
-        elif found is not None:
-            told.append(_result_of(found))
-        else:
+        if found is None:
             unknown.append(target)
-    pending = list(dict.fromkeys(pending))
+            continue
+        task_id = found.id if isinstance(found, Task) else found.task_id
+        if task_id in seen:
+            continue
+        seen.add(task_id)
+        if isinstance(found, Task):
+            pending.append(task_id)
+        else:
+            told.append(_result_of(found))
     if told or unknown or not pending:
         last = not pending
         scope = event.scope
@@ -195,6 +200,7 @@ def forget(draft: Draft, event: Forget) -> None:
     state = draft.state
     if state.parked.pop(event.call, None) is not None:
         state.mono_timers.disarmed()
+        draft.room_made = True  # those behind it may want less
     elif event.call in state.waits:
         forget_wait(draft, event.call)
         draft.results.pop(event.call, None)

@@ -33,18 +33,17 @@ def restore(draft: Draft, chunks: Iterable[RecoveredChunk]) -> None:
         finished += chunk.finished
     for stored in sorted(finished, key=_ended_at):
         _remember(draft, stored)
-    blocked: list[tuple[Task, str]] = []
+    dooms: dict[int, str] = {}
     for task, stored in live:
-        redriven = stored.change is not None and stored.change.status == Status.READY
-        if task.spec.dependencies and (redriven or not task.attempt):
-            doom = _tie(draft, task)
+        if task.spec.dependencies:
+            doom = _tie(draft, task, stored)
             if doom is not None:
-                blocked.append((task, doom))
+                dooms[task.id] = doom
     for task, stored in live:
-        _place(draft, task, stored)
-    for task, doom in blocked:
-        if task.status == Status.BLOCKED:
-            finish(draft, task, Cause.PARENT_IMPOSSIBLE, doom)
+        _place(draft, task, stored, task.id in dooms)
+    for task, _ in live:
+        if task.id in dooms and task.status == Status.BLOCKED:
+            finish(draft, task, Cause.PARENT_IMPOSSIBLE, dooms[task.id])
 
 
 def _ended_at(stored: StoredTask) -> tuple[int, int]:
@@ -95,34 +94,36 @@ def _remember(draft: Draft, stored: StoredTask) -> None:
         change.has_output,
         kept_from,
     )
-    if spec.key and spec.key not in state.keys:
+    if spec.key and state.keys.get(spec.key) not in state.tasks:
         state.keys[spec.key] = stored.task_id
     state.retention.append((kept_from, stored.task_id))
 
 
-def _tie(draft: Draft, task: Task) -> str | None:
-    """Finds the parents again; returns why the task is doomed, if it is."""
-    state = draft.state
+def _tie(draft: Draft, task: Task, stored: StoredTask) -> str | None:
+    """Finds the parents again; returns why the task is doomed, if it is.
+
+    Edges of a task that has started hold for good. Those of one that was put back were judged
+    then: it waits for parents that live, and for nothing else.
+    """
+    state, change = draft.state, stored.change
+    has_started = change is not None and change.status != Status.READY
     parents: dict[int, None] = {}
     doom: str | None = None
     for edge in task.spec.dependencies:
         target, condition = edge.target, edge.condition
         parent = state.keys.get(target) if isinstance(target, str) else target
         if parent is None:
-            if _still_awaits(draft, task):
-                state.awaited.setdefault(str(target), []).append((task, condition))
-                task.awaiting += 1
+            if change is None and _still_awaits(draft, task):
+                state.await_key(str(target), task, condition)
                 task.unmet += 1
             continue
+        parents[parent] = None
         ended = state.finished.get(parent)
-        if parent in state.tasks:
+        if parent in state.tasks and not has_started:
             state.children.setdefault(parent, []).append((task, condition))
             task.unmet += 1
-            parents[parent] = None
-        elif ended is not None:
-            parents[parent] = None
-            if not edge_holds(condition, ended.status):
-                doom = doom or impossible(parent, condition, ended.status)
+        elif change is None and ended is not None and not edge_holds(condition, ended.status):
+            doom = doom or impossible(parent, condition, ended.status)
     state.set_parents(task, tuple(parents))
     return doom
 
@@ -138,7 +139,7 @@ def _still_awaits(draft: Draft, task: Task) -> bool:
     return True
 
 
-def _place(draft: Draft, task: Task, stored: StoredTask) -> None:
+def _place(draft: Draft, task: Task, stored: StoredTask, doomed: bool) -> None:
     """Decides what a recovered task is doing now."""
     state, now = draft.state, draft.now
     change = stored.change
@@ -148,11 +149,10 @@ def _place(draft: Draft, task: Task, stored: StoredTask) -> None:
             task.due_at = task.miss_at = task.expires_at = None
         arm_instants(state, task)
         book_again(state, task)
-        if task.unmet or task.id in state.parents:
+        if task.unmet or doomed:
             draft.transition(task, Cause.WAITS_FOR_PARENTS)
-            if task.unmet:
-                return
-        _settle_since(draft, task)
+        else:
+            _settle_since(draft, task)
         return
     task.due_at = task.miss_at = None
     draft.transition(task, Cause.BECAME_READY)
@@ -160,7 +160,11 @@ def _place(draft: Draft, task: Task, stored: StoredTask) -> None:
     if change is not None and change.status == Status.RETRYING:
         assert change.retry_at is not None
         longest = max(0, change.retry_at - change.at)
-        _retry(draft, task, remaining(change.retry_at, now.wall, longest))
+        left = remaining(change.retry_at, now.wall, longest)
+        _retry(draft, task, left)
+        if not left:
+            task.retry_at = None
+            became_ready(draft, task, now.mono - max(0, now.wall - change.retry_at))
         return
     _leader_lost(draft, task)
 
@@ -169,6 +173,10 @@ def _settle_since(draft: Draft, task: Task) -> None:
     """Ready or scheduled; a task that waited before goes on with the wait it had."""
     now = draft.now
     ready_at = task.created_at if task.due_at is None else max(task.created_at, task.due_at)
+    for parent in draft.state.parents.get(task.id, ()):
+        ended = draft.state.finished.get(parent)
+        if ended is not None:
+            ready_at = max(ready_at, ended.finished_at)
     if ready_at > now.wall:
         settle(draft, task)
     else:

@@ -1,7 +1,7 @@
 """What a full queue does with newcomers: makes room by its policy, or says that there is none.
 
-Bounds count pending tasks, per pool and over all pools. Victims are chosen for a whole batch
-before the first one is pushed out, so that a batch that can't get in costs nobody his place.
+Bounds count pending tasks, per pool and over all pools. Whether enough can go is known for a whole
+batch before the first one is pushed out, so that a batch that can't get in costs nobody his place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from cronoq_server.engine.model import (
     Overflow,
     Priority,
     Refusal,
-    Status,
 )
 from cronoq_server.engine.readiness import line_up
 from cronoq_server.engine.state import Pool, State, Task
@@ -36,8 +35,17 @@ def queue_full(pool: Pool) -> Refusal:
     )
 
 
-def make_room(draft: Draft, newcomers: list[Newcomer]) -> Pool | None:
-    """Makes room as the pools' policies say; returns the first pool that stays full."""
+def make_room(draft: Draft, newcomers: list[Newcomer], was_parked: bool = False) -> Pool | None:
+    """Makes room as the pools' policies say, in all of them or in none.
+
+    Args:
+        draft: The step.
+        newcomers: Who wants to get in.
+        was_parked: Whether they have stood in line for room already.
+
+    Returns:
+        The first pool that stays full. While calls wait for a pool it is full for newcomers.
+    """
     state = draft.state
     wanted: dict[str, list[int]] = {}
     for newcomer in newcomers:
@@ -45,61 +53,61 @@ def make_room(draft: Draft, newcomers: list[Newcomer]) -> Pool | None:
             wanted.setdefault(newcomer.spec.pool, []).append(newcomer.spec.priority)
     total = sum(len(priorities) for priorities in wanted.values())
     over = state.pending + total - state.settings.max_pending_total
-    victims: list[Task] = []
+    excess: list[tuple[Pool, int, int]] = []
     for name, priorities in wanted.items():
         pool = state.pools[name]
+        if not was_parked and _has_parked(state, pool):
+            return pool
         lacking = pool.pending + len(priorities) - pool.settings.max_pending
         lacking = max(lacking, min(over, len(priorities)))
         if lacking <= 0:
             continue
-        found = _victims(draft, pool, max(priorities), lacking)
-        if len(found) < lacking:
+        if lacking > _sheddable(pool, max(priorities)):
             return pool
-        victims += found
+        excess.append((pool, max(priorities), pool.pending - lacking))
         over -= lacking
-    for victim in victims:
-        # An earlier victim's end may have skipped this one, which makes the same room.
-        if victim.status in PENDING:
+    for pool, lowest, most in excess:
+        # A victim's end may skip others, in any pool, which makes the same room.
+        while pool.pending > most:
+            victim = _victim(draft, pool, lowest)
             finish(draft, victim, Cause.SHED, "pushed out of a full queue")
     return None
 
 
-def _victims(draft: Draft, pool: Pool, lowest: int, count: int) -> list[Task]:
-    """The tasks that the pool's policy would push out for newcomers down to class `lowest`."""
-    found: list[Task] = []
+def _has_parked(state: State, pool: Pool) -> bool:
+    """Whether calls wait for room in a pool."""
+    parked = pool.parked
+    while parked and parked[0] not in state.parked:
+        parked.popleft()
+    return bool(parked)
+
+
+def _sheddable(pool: Pool, lowest: int) -> int:
+    """How many tasks the pool's policy would push out for newcomers down to class `lowest`."""
     if pool.settings.overflow == Overflow.SHED_LOWEST:
-        for priority in range(Priority.LOW, lowest, -1):
-            for task in _newest_first(draft.state, pool, priority):
-                found.append(task)
-                if len(found) == count:
-                    return found
-    elif pool.settings.overflow == Overflow.SHED_OLDEST:
-        line_up(draft)
-        for task in _longest_waiting_first(draft.state, pool):
-            found.append(task)
-            if len(found) == count:
-                return found
-    return found
+        return sum(pool.pending_by_class[lowest + 1 :])
+    if pool.settings.overflow == Overflow.SHED_OLDEST:
+        return pool.pending_by_class[Priority.LOW]
+    return 0
 
 
-def _newest_first(state: State, pool: Pool, priority: int) -> Iterator[Task]:
-    """Pending tasks of one class, newest first."""
-    for task_id in pool.by_class[priority].walk(0, newest_first=True):
+def _victim(draft: Draft, pool: Pool, lowest: int) -> Task:
+    """The task that the pool's policy pushes out next; there must be one."""
+    state = draft.state
+    if pool.settings.overflow == Overflow.SHED_LOWEST:
+        classes = range(Priority.LOW, lowest, -1)
+        return next(task for p in classes for task in _pending(state, pool, p, newest_first=True))
+    line_up(draft)
+    longest = state.placement.longest_waiting(pool.settings.name, Priority.LOW)
+    if longest is not None:
+        assert isinstance(longest, Task)
+        return longest
+    return next(_pending(state, pool, Priority.LOW, newest_first=False))
+
+
+def _pending(state: State, pool: Pool, priority: int, newest_first: bool) -> Iterator[Task]:
+    """Pending tasks of one class in order of arrival."""
+    for task_id in pool.by_class[priority].walk(0, newest_first):
         task = state.tasks.get(task_id)
         if task is not None and task.status in PENDING:
-            yield task
-
-
-def _longest_waiting_first(state: State, pool: Pool) -> Iterator[Task]:
-    """Pending tasks of class low: ready ones by their wait, then the others by age."""
-    ready = [
-        task
-        for task_id in pool.by_class[Priority.LOW].walk(0, newest_first=False)
-        if (task := state.tasks.get(task_id)) is not None and task.status == Status.READY
-    ]
-    ready.sort(key=lambda task: (task.since, task.id))
-    yield from ready
-    for task_id in pool.by_class[Priority.LOW].walk(0, newest_first=False):
-        task = state.tasks.get(task_id)
-        if task is not None and task.status in PENDING and task.status != Status.READY:
             yield task

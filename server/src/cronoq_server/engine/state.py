@@ -78,6 +78,7 @@ class Task(Waiting, gc=False, eq=False, kw_only=True):
         session: The session that holds the lease.
         same_attempt: Its next start goes on with the attempt number it has.
         nacks: How often this attempt was refused.
+        forgive_at: Mono instant up to which the session that refused it last is passed over.
         unmet: Edges that do not hold yet.
         awaiting: How many of them name a key that nobody has submitted yet.
         progress: The last progress a heartbeat brought.
@@ -105,6 +106,7 @@ class Task(Waiting, gc=False, eq=False, kw_only=True):
     session: int = 0
     same_attempt: bool = False
     nacks: int = 0
+    forgive_at: Instant = 0
     unmet: int = 0
     awaiting: int = 0
     progress: Progress | None = None
@@ -122,6 +124,7 @@ class Attempt(Node, gc=False, eq=False, kw_only=True):
         lease: The lease.
         task: Its task.
         started_at: Wall instant of dispatch.
+        began: Mono instant of dispatch.
         released: Whether it has gone out, so that its clocks run.
         timeout: Its place in the list of timeouts, if it has one.
     """
@@ -129,6 +132,7 @@ class Attempt(Node, gc=False, eq=False, kw_only=True):
     lease: int
     task: Task
     started_at: Instant
+    began: Instant
     released: bool = False
     timeout: Timeout | None = None
 
@@ -356,7 +360,7 @@ class State:
         self.children: dict[int, list[tuple[Task, int]]] = {}
         self.parents: dict[int, tuple[int, ...]] = {}
         self.pinned: dict[int, int] = {}
-        self.awaited: dict[str, list[tuple[Task, int]]] = {}
+        self.awaited: dict[str, dict[int, list[tuple[Task, int]]]] = {}
         self.sessions: dict[int, Session] = {}
         self.tokens: dict[bytes, int] = {}
         self.unreleased: deque[tuple[int, list[Attempt]]] = deque()
@@ -424,6 +428,21 @@ class State:
         self.pin(parents[len(self.parents.get(task.id, ())) :])
         self.parents[task.id] = parents
 
+    def await_key(self, key: str, task: Task, condition: int) -> None:
+        """Notes that a task waits for a key that nobody has submitted yet."""
+        self.awaited.setdefault(key, {}).setdefault(task.id, []).append((task, condition))
+        task.awaiting += 1
+
+    def disarm(self, task: Task) -> None:
+        """Tells the timer heaps how many entries lose their meaning with a task's end or start."""
+        if not task.attempt:
+            armed = (task.expires_at is not None) + (task.miss_at is not None)
+            armed += task.status == Status.SCHEDULED
+            if armed:
+                self.wall_timers.disarmed(armed)
+        if task.status == Status.RETRYING or task.awaiting:
+            self.mono_timers.disarmed()
+
     def is_past(self, task_id: int) -> bool:
         """Whether this id of ours has been given out before."""
         settings = self.settings
@@ -437,6 +456,13 @@ class State:
         if found is None:
             found = self.timeout_lists[length] = ExpiryList(length)
         return found
+
+    def end_timeout(self, timeout: Timeout, length: int) -> None:
+        """Takes a timeout out of its list, and the list with it if it was the last one."""
+        timeouts = self.timeout_lists[length]
+        timeouts.remove(timeout)
+        if timeouts.is_empty:
+            del self.timeout_lists[length]
 
     def resolve(self, target: TaskRef, scope: Scope) -> Task | Finished | None:
         """The task, live or remembered, if the caller may know of it."""
@@ -510,7 +536,7 @@ class State:
             return owner.status == Status.RETRYING and owner.backoff_until == at
         if kind == TimerKind.AWAIT:
             return owner.status == Status.BLOCKED and owner.awaiting > 0
-        return owner.status == Status.READY
+        return owner.status == Status.READY and owner.forgive_at == at
 
     def close(self) -> None:
         """Cuts every link, so that untracked records are freed."""
@@ -520,6 +546,8 @@ class State:
             for expiries in table.values():
                 expiries.clear()
         for session in self.sessions.values():
+            for attempt in session.leases.values():
+                attempt.timeout = None
             session.leases.clear()
         for mapping in (
             self.tasks,

@@ -139,6 +139,11 @@ class ExpiryList:
         head = self._head
         return head if head is not None and head.at <= now else None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no node is in it."""
+        return self._head is None
+
     def next(self) -> int:
         """When the first one is due, or NEVER."""
         return NEVER if self._head is None else self._head.at

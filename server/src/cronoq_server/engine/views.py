@@ -69,7 +69,7 @@ def waiting_for(state: State, task: Task) -> tuple[str, ...]:
         return tuple(
             f"dependency {parent.target}"
             for parent in parent_views(state, task.spec)
-            if parent.status < FIRST_TERMINAL
+            if 0 < parent.status < FIRST_TERMINAL or parent.target in state.awaited
         )
     return ()
 

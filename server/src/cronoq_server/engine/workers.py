@@ -129,7 +129,6 @@ def lost(draft: Draft, event: WorkerLost) -> None:
 def _disconnect(draft: Draft, session: Session) -> None:
     """A session without a stream is zero capacity."""
     session.connected = False
-    session.stuck.clear()
     draft.state.pools[session.pool].granted -= session.granted
     session.granted = 0
     draft.state.placement.session_left(session.number)
