@@ -18,9 +18,10 @@ setup:
 demo *args:
     @python -m demo.main "$@"
 
-# Generate the code of all languages from proto/
+# Generate the code of all languages from proto/, and the blocking Python client
 gen:
     python proto/gen.py
+    python sdk-python/tools/gen_blocking.py
 
 # Fail if the generated code is not what proto/ says
 [no-exit-message]
