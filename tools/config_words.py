@@ -5,7 +5,7 @@ Keys are paths as in ``cronoq.toml``. A key without words, or words without a ke
 
 WORDS = {
     "server.grpc_addr": "where gRPC is served, `host:port`; port 0 lets the system choose",
-    "server.http_addr": "where HTTP is served, `host:port`",
+    "server.http_addr": "kept for the HTTP interface, which this version does not serve",
     "server.shutdown_grace_s": "how long running attempts may take to report at a shutdown",
     "server.insecure_no_auth": "serve other machines although nobody is asked who they are",
     "server.log_level": "`debug`, `info`, `warning` or `error`",
