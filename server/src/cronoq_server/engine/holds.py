@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cronoq_server.engine.roster import Roster, Session
+from cronoq_server.engine.roster import HELD_BIT, Roster, Session
 
 if TYPE_CHECKING:
     from cronoq_server.engine.placement import Waiting
@@ -84,7 +84,7 @@ class Holds:
     def serve(self) -> list[Waiting]:
         """Keeps free slots for the holds that wait; returns the tasks that have one now."""
         served = []
-        if self._waiting:
+        if self._waiting and self._roster.free != HELD_BIT:
             left = []
             for hold in self._waiting:
                 demand = hold.task.demand

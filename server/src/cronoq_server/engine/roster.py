@@ -23,6 +23,7 @@ from cronoq_server.engine.unions import UnionTree
 
 HELD = 0
 HELD_BIT = 1
+FITTING_MAX = 4096  # answers that are remembered
 
 
 class Session:
@@ -94,6 +95,7 @@ class Roster:
 
     __slots__ = (
         "_by_traits",
+        "_fitting",
         "_tiers",
         "connected",
         "free",
@@ -107,6 +109,7 @@ class Roster:
         self.profiles: list[Profile | None] = [None]  # HELD
         self._by_traits: dict[tuple[frozenset[str], frozenset[str]], Profile] = {}
         self._tiers: list[Tier] = []
+        self._fitting: dict[tuple[frozenset[str], str], int] = {}
         self.members = 0
         self.free = HELD_BIT
         self.connected = HELD_BIT  # profiles with a session, and HELD
@@ -133,6 +136,7 @@ class Roster:
         """Forgets profiles without sessions; all bits change, so the gates must be made anew."""
         kept = [profile for profile in self if profile.members]
         self._by_traits = {(profile.labels, profile.kinds): profile for profile in kept}
+        self._fitting.clear()
         self.profiles = [None]
         self.reaches = [0]
         self.reach = UnionTree()
@@ -150,10 +154,16 @@ class Roster:
 
     def fitting(self, labels: frozenset[str], kind: str) -> int:
         """Returns the bits of the profiles that may run such a task."""
-        bits = 0
-        for profile in self.profiles:
-            if profile is not None and profile.fits(labels, kind):
-                bits |= profile.bit
+        asked = (labels, kind)
+        bits = self._fitting.get(asked)
+        if bits is None:
+            bits = 0
+            for profile in self.profiles:
+                if profile is not None and profile.fits(labels, kind):
+                    bits |= profile.bit
+            if len(self._fitting) >= FITTING_MAX:
+                self._fitting.clear()
+            self._fitting[asked] = bits
         return bits
 
     def enlist(self, number: int, pool: int, profile: Profile) -> Session:
@@ -262,6 +272,7 @@ class Roster:
         return bits
 
     def _place(self, profile: Profile, index: int) -> None:
+        self._fitting.clear()
         profile.index = index
         profile.bit = 1 << index
         profile.tier.bits |= profile.bit
