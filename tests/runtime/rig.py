@@ -44,6 +44,7 @@ class ScriptedEngine(Engine):
         wake_at: What every step returns as such.
         parked: Whether submits are left without an answer.
         closed: Whether `close` was called.
+        wanted: What is to be looked up, by call of `wants`; after that nothing.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,7 @@ class ScriptedEngine(Engine):
         self.parked = False
         self.closed = False
         self.error: Exception | None = None
+        self.wanted: list[list[str]] = []
         self._last_id = 0
 
     def restore(self, recovered: Iterable[RecoveredChunk], now: Now) -> Step:
@@ -86,8 +88,8 @@ class ScriptedEngine(Engine):
         return Step(len(self.steps), tuple(mutations), tuple(effects), self.wake_at)
 
     def wants(self, _event: Event, /) -> tuple[list[int], list[str]]:
-        """Nothing."""
-        return [], []
+        """What the test says."""
+        return [], self.wanted.pop(0) if self.wanted else []
 
     def close(self) -> None:
         """Remembers it."""

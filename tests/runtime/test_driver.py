@@ -8,8 +8,9 @@ import logging
 
 import pytest
 
-from cronoq_server.engine.effects import Admitted, Dispatch, Lease, Receipt
+from cronoq_server.engine.effects import Admitted, Dispatch, Lease, Receipt, Watching
 from cronoq_server.engine.events import (
+    AttemptsReported,
     ClockSet,
     Completed,
     DispatchRested,
@@ -18,11 +19,12 @@ from cronoq_server.engine.events import (
     Released,
     Submit,
     Unsent,
+    Watch,
     WorkerLost,
 )
 from cronoq_server.engine.model import ErrorReason, Now
 from cronoq_server.engine.timers import NEVER
-from cronoq_server.runtime import Ending, Refused, ShutdownNotice
+from cronoq_server.runtime import Ending, Refused, ShutdownNotice, WatchFilter, WatchStream
 from cronoq_server.stores.base import Batch, Leadership
 from cronoq_server.stores.memory import MemoryDisk, MemoryStore
 from cronoq_server.testing.faults import Fault, FaultyStore, ManualClock
@@ -127,6 +129,16 @@ class TestDurability:
             assert all(call.done() for call in calls)
             assert len(rig.scripted.steps) == 1
             assert rig.store.attempts == [1]
+
+    async def test_what_a_step_left_behind_enters_the_next_at_once(self) -> None:
+        """Though the first one wrote nothing that the loop would be woken for."""
+        async with scripted(step_tasks_max=2) as rig:
+            session = rig.join()
+            for number in range(1, 4):
+                session.reported(number, [Completed(1, b"", ""), Completed(2, b"", "")])
+            await settle()
+            assert len(rig.scripted.seen(AttemptsReported)) == 3
+            assert rig.store.attempts == []
 
     async def test_a_step_takes_so_many_tasks_at_most(self) -> None:
         """The rest follows in the next one; a larger call comes alone."""
@@ -381,7 +393,7 @@ class TestLateStore:
             await rig.clock.advance(seconds(20))
             session.reported(1, [Completed(1, b"", "")])
             await settle()
-            assert type(rig.scripted.happened[-1]).__name__ == "AttemptsReported"
+            assert isinstance(rig.scripted.happened[-1], AttemptsReported)
             await refusal(call)
 
 
@@ -448,6 +460,25 @@ class TestFullBatch:
             await settle()
             names = [type(event).__name__ for event in rig.scripted.happened]
             assert names.index("AttemptsReported") < names.index("HeartbeatsRead")
+
+    async def test_nothing_wakes_the_engine_while_its_batch_is_full(self) -> None:
+        """What is due by the clock would write as well; the loop rests until there is room."""
+        async with scripted(batch_mutations_max=1) as rig:
+            rig.scripted.wake_at = rig.clock.now()
+            rig.store.hold()
+            calls = [rig.submit()]
+            await settle()
+            calls.append(rig.submit())
+            await settle()
+            steps, now = len(rig.scripted.steps), rig.clock.now()
+            assert all(a.at.mono > now.mono and a.at.wall > now.wall for a in rig.clock.alarms)
+            await rig.clock.advance(seconds(5))
+            assert len(rig.scripted.steps) == steps
+            rig.scripted.wake_at = Now(NEVER, NEVER)
+            rig.store.let_go()
+            for call in calls:
+                await done(call)
+            assert len(rig.scripted.steps) > steps
 
 
 class TestSessions:
@@ -572,9 +603,44 @@ class TestEndings:
             assert isinstance(rig.running.exception(), ZeroDivisionError)
             assert await refusal(call) is ErrorReason.STORE_UNAVAILABLE
 
+    async def test_at_the_end_watchers_are_told(self) -> None:
+        """Their streams end, and they may go on elsewhere."""
+        async with scripted() as rig:
+            opening = asyncio.create_task(rig.driver.watchers.open(WatchFilter()))
+            await settle()
+            (event,) = rig.scripted.seen(Watch)
+            rig.scripted.extra = [Watching(event.call)]
+            stream = await _after(rig.submit(), opening)
+            reading = asyncio.create_task(_first(stream))
+            rig.store.add_faults(Fault.FENCED)
+            await refusal(rig.submit())
+            assert await refusal(reading) is ErrorReason.NOT_LEADER
+
 
 def _broken(_batch: Batch, _base: int) -> None:
     raise ZeroDivisionError
+
+
+async def _after(first: asyncio.Task[object], then: asyncio.Task[WatchStream]) -> WatchStream:
+    await done(first)
+    return await done(then)
+
+
+async def _first(stream: WatchStream) -> object:
+    return await anext(stream)
+
+
+class TestLookups:
+    """What the engine wants looked up."""
+
+    async def test_what_was_forgotten_meanwhile_is_looked_up_as_well(self) -> None:
+        """The answer to the first question was not enough any more."""
+        async with scripted() as rig:
+            rig.scripted.wanted = [["a"], ["a"], ["a", "b"], ["a", "b"], ["a", "b"]]
+            call = rig.submit(task(key="a"))
+            await done(call)
+            assert rig.store.searches == [("a",), ("a", "b")]
+            assert rig.scripted.seen(Submit)[0].found == {}
 
 
 class TestCallers:

@@ -149,6 +149,7 @@ class FaultyStore:
         attempts: Positions of all commits that were tried, in order.
         checks: How many checks were made.
         committed: Positions of the batches that were written, in order.
+        searches: Keys of all look-ups of finished tasks, in order.
     """
 
     def __init__(
@@ -170,17 +171,18 @@ class FaultyStore:
         self.attempts: list[int] = []
         self.checks = 0
         self.committed: list[int] = []
+        self.searches: list[tuple[str, ...]] = []
         self._inner = inner
         self._script = deque(script)
         self._chance = None if seed is None else random.Random(seed)
         self._rate = rate
         self._way_in = asyncio.Event()
         self._way_out = asyncio.Event()
-        self._searches = asyncio.Event()
+        self._search_gate = asyncio.Event()
         self._search_faults = 0
         self._way_in.set()
         self._way_out.set()
-        self._searches.set()
+        self._search_gate.set()
 
     def hold(self) -> None:
         """From now on commits and checks wait before they do anything, until `let_go`."""
@@ -192,7 +194,7 @@ class FaultyStore:
 
     def hold_searches(self) -> None:
         """From now on look-ups of finished tasks wait, until `let_go`."""
-        self._searches.clear()
+        self._search_gate.clear()
 
     def fail_searches(self, count: int) -> None:
         """The next so many look-ups are `Unavailable`."""
@@ -202,7 +204,7 @@ class FaultyStore:
         """Lets everything pass again."""
         self._way_in.set()
         self._way_out.set()
-        self._searches.set()
+        self._search_gate.set()
 
     def add_faults(self, *faults: Fault) -> None:
         """Faults of the next commits and checks."""
@@ -276,7 +278,8 @@ class FaultyStore:
 
     async def find_finished(self, query: FinishedQuery) -> FinishedPage:
         """See `Store.find_finished`."""
-        await self._searches.wait()
+        self.searches.append(query.keys)
+        await self._search_gate.wait()
         if self._search_faults:
             self._search_faults -= 1
             raise Unavailable("a failed look-up, on purpose")

@@ -42,6 +42,7 @@ from cronoq_server.engine.mutations import (
     ResourceResized,
     ScheduleRemoved,
     ScheduleSaved,
+    StatusChanged,
     StoredSchedule,
     StoredTask,
     TaskDeleted,
@@ -908,17 +909,37 @@ class TestTimeBase:
     async def test_another_base_reads_the_same_instants(self, place: Place) -> None:
         """Two terms that count from different zeros mean the same moment."""
         store, first = await opened(place, base=self.BASE)
-        await store.commit(
-            first, batch(1, inserted(1, at=5), *finished(2, at=7), changed(1, Status.RUNNING, at=6))
-        )
+        await store.commit(first, batch(1, *_instants(0)))
         await store.release_leadership(first)
-        second = await lead(store)
-        found = await recovered(store, second, FOREVER_AGO)
-        assert found.live[0].created_at == self.BASE + 5
-        assert found.live[0].change == changed(
-            1, Status.RUNNING, at=self.BASE + 6, started_at=self.BASE + 6
-        )
-        assert found.finished[0].change == changed(2, at=self.BASE + 7, started_at=self.BASE + 7)
+        other, second = await opened(place)
+        found = await recovered(other, second)
+        moved = _instants(self.BASE)
+        task_row, waits, row, end, schedule = moved
+        assert isinstance(task_row, TaskInserted)
+        assert isinstance(row, TaskInserted)
+        assert isinstance(schedule, ScheduleSaved)
+        assert found.live == (StoredTask(1, task_row.created_at, task_row.spec, waits),)
+        assert found.finished == (StoredTask(2, row.created_at, row.spec, end, 1),)
+        assert found.schedules == (schedule.schedule,)
+
+
+def _instants(zero: int) -> tuple[TaskInserted, StatusChanged, TaskInserted, StatusChanged, Any]:
+    """Rows with every instant that there is, each a different one, counted from `zero`."""
+
+    def at(number: int) -> int:
+        return zero + number
+
+    spec = TaskSpec("default", "default", deadline_at=at(50), start_at=at(40), not_before=at(30))
+    past = PastAttempt(1, "w", at(3), at(4), "failed", "")
+    return (
+        TaskInserted(1, at(10), spec),
+        changed(1, Status.RETRYING, at=at(5), started_at=at(6), retry_at=at(7), history=(past,)),
+        inserted(2, at=at(11)),
+        changed(2, at=at(12), started_at=at(8)),
+        ScheduleSaved(
+            StoredSchedule(ScheduleSpec("s", "@hourly", task()), at(1), False, at(2), at(9))
+        ),
+    )
 
 
 class TestRestart:
