@@ -45,7 +45,7 @@ class World:
         self.mono = chance.randrange(100 * SECOND)
         self.next_id = 1
         self.next_session = 1
-        self.starts = 0
+        self.started: list[tuple[int, int]] = []  # (task, session), in order
         self.waiting: dict[int, tuple[Waiting, RefTask]] = {}
         self.running: list[Running] = []
         self.planned: dict[int, tuple[Waiting, RefTask]] = {}  # held, not pushed yet
@@ -396,7 +396,7 @@ class World:
         for (fast, session), (plain, _) in zip(started, expected, strict=True):
             del self.waiting[plain.id]
             self.running.append(Running(fast, plain, session))
-        self.starts += len(started)
+        self.started += [(task.id, session) for task, session in started]
         self._follow_holds()
         self._check_books()
 

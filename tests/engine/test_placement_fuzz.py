@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.engine.placement_world import World
@@ -21,5 +26,28 @@ def test_starts_are_those_of_the_definition(first: int) -> None:
         except AssertionError as error:
             error.add_note(f"seed {seed}")
             raise
-        starts += world.starts
+        starts += len(world.started)
     assert starts > 20 * BATCH
+
+
+def test_starts_do_not_depend_on_the_hash_seed() -> None:
+    """Nothing is decided by the order of a set or by a hash: tasks and sessions are the same."""
+    program = """
+from tests.engine.placement_world import World
+for seed in range(12):
+    world = World(seed)
+    world.play(60)
+    print(world.started)
+"""
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1", "77")
+    ]
+    assert len(told[0]) > 1000
+    assert told[0] == told[1] == told[2]
