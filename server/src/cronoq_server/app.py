@@ -25,6 +25,7 @@ from cronoq_server.api.specs import SpecReader
 from cronoq_server.config import Address, Config, PoolConfig, ResourceConfig
 from cronoq_server.engine import (
     SECOND,
+    AutoscaleSettings,
     Duration,
     Engine,
     EngineSettings,
@@ -335,6 +336,16 @@ def pool_settings(pool: PoolConfig) -> PoolSettings:
         await_unknown_dependencies=nanoseconds(pool.await_unknown_dependencies_s),
         reservable_fraction=pool.reservable_fraction,
         max_hold=nanoseconds(pool.max_hold_s),
+        autoscale=AutoscaleSettings(
+            min=pool.min,
+            target_utilization=pool.autoscale.target_utilization,
+            drain_time=nanoseconds(pool.autoscale.drain_time_s),
+            interval=nanoseconds(pool.autoscale.interval_s),
+            stabilization_window=nanoseconds(pool.autoscale.stabilization_window_s),
+            cooldown=nanoseconds(pool.autoscale.cooldown_s),
+            max_step_up=pool.autoscale.max_step_up,
+            max_step_down=pool.autoscale.max_step_down,
+        ),
     )
 
 

@@ -241,10 +241,24 @@ class RetryConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AutoscaleConfig:
+    """`autoscale` of a pool: how its wanted number of slots follows its load."""
+
+    target_utilization: float = _value(_float(0.01, 1), 0.75)
+    drain_time_s: float = _value(_seconds(above_zero=True), 30.0)
+    interval_s: float = _value(_float(0.1, 3600), 1.0)
+    stabilization_window_s: float = _value(_seconds(), 60.0)
+    cooldown_s: float = _value(_seconds(), 30.0)
+    max_step_up: int = _value(_int(1, 1_000_000), 4)
+    max_step_down: int = _value(_int(1, 1_000_000), 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
     """One of `[[pools]]`."""
 
     name: str = _value(_name)
+    min: int = _value(_int(0, 10_000_000), 0)
     max: int | None = _value(_int(1, 10_000_000), None)
     max_pending: int = _value(_int(1, 1_000_000_000), 1_000_000)
     overflow: str = _value(_choice("wait", "reject", "shed_lowest", "shed_oldest"), "wait")
@@ -257,6 +271,9 @@ class PoolConfig:
     fair_share: bool = _value(_bool, False)
     tenant_weights: tuple[tuple[str, float], ...] = _value(_weights, ())
     max_slots_per_worker: int | None = _value(_int(1, 1_000_000), None)
+    autoscale: AutoscaleConfig = field(
+        default_factory=AutoscaleConfig, metadata={"table": AutoscaleConfig}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

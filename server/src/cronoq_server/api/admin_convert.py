@@ -191,6 +191,18 @@ def snapshot_response(view: SnapshotView, now: Instant) -> admin_pb2.SnapshotRes
     return response
 
 
+_POOL_FIGURES = (
+    "cost",
+    "desired",
+    "fixed_start_hit_rate",
+    "held",
+    "priority_adherence",
+    "reservations",
+    "schedule_efficiency",
+    "utilization",
+)
+
+
 def _fill_pool(target: admin_pb2.PoolSnapshot, pool: PoolView, now: Instant) -> None:
     target.name = pool.name
     target.capacity = pool.capacity
@@ -201,8 +213,9 @@ def _fill_pool(target: admin_pb2.PoolSnapshot, pool: PoolView, now: Instant) -> 
     target.failed = pool.failed
     target.workers_connected = pool.workers_connected
     target.paused = pool.paused
-    if pool.capacity:
-        target.utilization = pool.busy / pool.capacity
+    for name in _POOL_FIGURES:
+        setattr(target, name, getattr(pool, name))
+    target.wait_p50_s, target.wait_p90_s, target.wait_p99_s = pool.waits
     if pool.oldest_ready_at is not None:
         target.oldest_ready_s = max(0, now - pool.oldest_ready_at) / SECOND
     for group in pool.groups:

@@ -81,6 +81,7 @@ from cronoq_server.engine.model import (
     MILLISECOND,
     SECOND,
     YEAR,
+    AutoscaleSettings,
     BulkAction,
     Dependency,
     Duration,
@@ -109,6 +110,7 @@ from cronoq_server.engine.timers import NEVER
 
 __all__ = [
     "Admitted",
+    "AutoscaleSettings",
     "BackfillSchedule",
     "Backfilled",
     "Bulk",

@@ -45,6 +45,7 @@ from cronoq_server.engine.state import (
     TimerKind,
     Total,
 )
+from cronoq_server.engine.urgency import score
 
 NACKS_MAX = 5
 """An attempt may be refused this often; the next refusal fails it."""
@@ -68,6 +69,7 @@ def dispatch(draft: Draft) -> None:
     started = cast("list[tuple[Task, int]]", state.placement.run(draft.now.mono, draft.now.mono))
     if not started:
         return
+    _judge_order(draft, started)
     sessions, lease, wall, mono = state.sessions, state.lease, draft.now.wall, draft.now.mono
     pools, transition, changed = state.pools, draft.transition, draft.changed
     dispatches, attempts = draft.dispatches, draft.attempts
@@ -79,6 +81,8 @@ def dispatch(draft: Draft) -> None:
                 state.disarm(task)
             task.attempt += 1
             task.nacks = 0
+            if task.miss_at is not None:
+                state.pools[task.spec.pool].quality.starts.count(int(wall <= task.miss_at), 1)
         lease += 1
         attempt = Attempt(lease=lease, task=task, started_at=wall, began=mono)
         session = sessions[number]
@@ -95,6 +99,7 @@ def dispatch(draft: Draft) -> None:
         spec = task.spec
         pool = pools[spec.pool]
         pool.dispatched += 1
+        pool.quality.waits.append(mono - task.since)
         offer = Lease(
             lease,
             task.id,
@@ -112,6 +117,28 @@ def dispatch(draft: Draft) -> None:
             offers.append(offer)
     state.lease = lease
     state.totals[Total.DISPATCHED] += len(started)
+
+
+def _judge_order(draft: Draft, started: list[tuple[Task, int]]) -> None:
+    """Counts, per pool, dispatches before which a task of higher score was passed over."""
+    counts: dict[str, list[int]] = {}
+    last: dict[str, Task] = {}
+    mono = draft.now.mono
+    for task, _ in started:
+        name = task.spec.pool
+        before = last.get(name)
+        last[name] = task
+        if before is None:
+            counts[name] = [1, 1]
+            continue
+        count = counts[name]
+        count[1] += 1
+        if (before.priority == task.priority and before.since <= task.since) or score(
+            before, mono
+        ) >= score(task, mono):
+            count[0] += 1
+    for name, (hits, of) in counts.items():
+        draft.state.pools[name].quality.adherence.count(hits, of)
 
 
 def released(draft: Draft, event: Released) -> None:
@@ -188,9 +215,11 @@ def _completed(draft: Draft, session: Session, attempt: Attempt, report: Complet
     task = attempt.task
     _end(draft, session, attempt)
     spec = task.spec
-    means = draft.state.pools[spec.pool].means
+    pool = draft.state.pools[spec.pool]
     kind = spec.kind
-    means[kind] = learned_mean(means.get(kind), draft.now.mono - attempt.began)
+    elapsed = draft.now.mono - attempt.began
+    pool.means[kind] = learned_mean(pool.means.get(kind), elapsed)
+    pool.mean = learned_mean(pool.mean, elapsed)
     stored = OutputStored(task.id, report.output, report.content_type)
     finish(draft, task, _COMPLETED, "", stored)
 
@@ -284,6 +313,7 @@ def _end(draft: Draft, session: Session, attempt: Attempt) -> None:
     state = draft.state
     task = attempt.task
     del session.leases[attempt.lease]
+    state.pools[task.spec.pool].quality.used += draft.now.mono - attempt.began
     task.lease = 0
     task.session = 0
     if attempt.released:

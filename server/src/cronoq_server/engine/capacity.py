@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cronoq_server.engine.draft import Draft
-from cronoq_server.engine.effects import Done, ResourceView
+from cronoq_server.engine.effects import Done, ResourceView, Scaled
 from cronoq_server.engine.events import ListResources, ResizeResource, SetPoolPaused
-from cronoq_server.engine.model import ErrorReason
+from cronoq_server.engine.model import ErrorReason, Status
 from cronoq_server.engine.mutations import PoolPaused, RecoveredChunk, ResourceResized
 from cronoq_server.engine.resources import Resource, ResourceRules
 from cronoq_server.engine.state import State
+from cronoq_server.engine.timers import NEVER
 
 
 def set_pool_paused(draft: Draft, event: SetPoolPaused) -> None:
@@ -75,6 +76,38 @@ def _size(rules: ResourceRules) -> tuple[int, int, int]:
 def _configured(state: State, name: str) -> tuple[int, int, int]:
     """What the configuration says of a resource."""
     return next(_size(rules) for rules in state.resource_rules if rules.name == name)
+
+
+def sample_pools(draft: Draft) -> None:
+    """Looks at the load of every pool whose sample is due; tells what it wants, if that changed."""
+    now = draft.now
+    for name, pool in draft.state.pools.items():
+        autoscaler = pool.autoscaler
+        if now.mono < autoscaler.due_at():
+            continue
+        settings = pool.settings
+        horizon = now.wall + settings.autoscale.drain_time
+        changed = autoscaler.sample(
+            pool.arrived,
+            pool.counts[Status.READY],
+            settings.default_duration if pool.mean is None else pool.mean,
+            pool.bookings.most(now.wall, horizon),
+            now.mono,
+        )
+        if changed:
+            draft.effects.append(Scaled(name, autoscaler.desired))
+
+
+def next_sample(state: State) -> int:
+    """When a sample may change something (mono), or never."""
+    return min(
+        (
+            pool.autoscaler.due_at()
+            for pool in state.pools.values()
+            if not pool.autoscaler.is_quiet or pool.counts[Status.READY] or pool.bookings.total
+        ),
+        default=NEVER,
+    )
 
 
 def list_resources(draft: Draft, event: ListResources) -> None:

@@ -230,7 +230,11 @@ class WorkerGroupView(msgspec.Struct, frozen=True, gc=False):
 
 
 class PoolView(msgspec.Struct, frozen=True, gc=False):
-    """Counts of one pool; `pending_by_class` from critical to low."""
+    """Counts and figures of one pool.
+
+    `pending_by_class` goes from critical to low, `waits` are the median, the 90th and the 99th
+    percentile in seconds, `cost` is in slot-seconds; formulas stand in `quality`.
+    """
 
     name: str
     capacity: int
@@ -244,6 +248,15 @@ class PoolView(msgspec.Struct, frozen=True, gc=False):
     groups: tuple[WorkerGroupView, ...]
     paused: bool
     oldest_ready_at: Instant | None
+    held: int = 0
+    desired: int = 0
+    reservations: int = 0
+    priority_adherence: float = 1.0
+    fixed_start_hit_rate: float = 1.0
+    utilization: float = 0.0
+    schedule_efficiency: float = 1.0
+    waits: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    cost: float = 0.0
 
 
 class TotalsView(msgspec.Struct, frozen=True, gc=False):
@@ -398,6 +411,13 @@ class StatusEvent(msgspec.Struct, frozen=True, gc=False):
     progress: Progress | None = None
 
 
+class Scaled(msgspec.Struct, frozen=True, gc=False):
+    """A pool wants another number of slots than before."""
+
+    pool: str
+    desired: int
+
+
 class Publish(msgspec.Struct, frozen=True, gc=False):
     """Transitions of this step in order, for whoever watches."""
 
@@ -428,5 +448,6 @@ Effect: TypeAlias = (
     | NotJoined
     | Dropped
     | Publish
+    | Scaled
     | Watching
 )

@@ -185,6 +185,7 @@ class Engine:
             # Dispatch makes room in the queue, and whoever gets in then may start at once.
             if not (draft.room_made and state.parked):
                 break
+        capacity.sample_pools(draft)
         self._number += 1
         if draft.attempts:
             state.unreleased.append((self._number, draft.attempts))
@@ -204,6 +205,7 @@ class Engine:
                 mono = min(mono, due + state.ttl_shift, draft.now.mono + LISTENING_GAP)
         for timeouts in state.timeout_lists.values():
             mono = min(mono, timeouts.next())
+        mono = min(mono, capacity.next_sample(state))
         for change in state.placement.next_change():
             if change is not None:
                 mono = min(mono, change)

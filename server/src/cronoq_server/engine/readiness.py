@@ -37,6 +37,7 @@ def settle(draft: Draft, task: Task) -> None:
 def became_ready(draft: Draft, task: Task, since: int) -> None:
     """Nothing but a slot is missing from now on; `since` is the mono instant it counts from."""
     task.since = since
+    draft.state.pools[task.spec.pool].arrived += 1
     draft.transition(task, _BECAME_READY)
     draft.newly_ready.append(task)
 

@@ -124,6 +124,7 @@ def hold(draft: Draft, task: Task) -> None:
 
 def start_missed(draft: Draft, task: Task) -> None:
     """A fixed start passed by more than its tolerance: the miss policy decides."""
+    draft.state.pools[task.spec.pool].quality.starts.count(0, 1)
     policy = task.spec.on_miss
     if policy == MissPolicy.SKIP:
         finish(draft, task, Cause.MISSED, "missed its fixed start")

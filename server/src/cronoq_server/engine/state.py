@@ -22,6 +22,7 @@ from enum import IntEnum
 import msgspec
 
 from cronoq_server.engine import ids
+from cronoq_server.engine.autoscale import Autoscaler
 from cronoq_server.engine.bookings import Bookings
 from cronoq_server.engine.cron import Calendar
 from cronoq_server.engine.events import Scope, Submit
@@ -45,6 +46,7 @@ from cronoq_server.engine.model import (
 from cronoq_server.engine.mutations import ResourceResized, StoredSchedule
 from cronoq_server.engine.placement import Placement, PoolRules, Waiting
 from cronoq_server.engine.policies import Chance, effective_retry
+from cronoq_server.engine.quality import Quality
 from cronoq_server.engine.resources import NANO, ResourceRules, Resources
 from cronoq_server.engine.timers import ExpiryList, Node, TimerHeap
 
@@ -235,6 +237,8 @@ class Pool:
 
     Attributes:
         retry: Its retry policy, without zeros.
+        arrived: Tasks that have become ready under this leadership.
+        autoscaler: The signal of how many slots it wants.
         bookings: Stretches of time booked for fixed starts.
         by_class: Live tasks by priority, kept only where a full queue pushes tasks out.
         pending: Tasks that count against the queue's bound.
@@ -242,22 +246,28 @@ class Pool:
         dispatched: Attempts started under this leadership.
         counts: Tasks by status; of terminal ones, those that ended under this leadership.
         granted: Slots granted to connected sessions.
+        mean: Learned mean run time over all kinds, nanoseconds; None = nothing learned.
+        quality: How well it has been doing.
         parked: Calls that wait for room, in order of arrival.
         means: Learned mean run time by kind, nanoseconds.
     """
 
     __slots__ = (
+        "arrived",
+        "autoscaler",
         "bookings",
         "by_class",
         "counts",
         "dispatched",
         "granted",
         "leases",
+        "mean",
         "means",
         "parked",
         "paused",
         "pending",
         "pending_by_class",
+        "quality",
         "retry",
         "settings",
     )
@@ -268,6 +278,10 @@ class Pool:
         self.retry = effective_retry(settings.retry, DEFAULT_RETRY)
         self.by_class: tuple[IdIndex, ...] = ()
         self.bookings = Bookings()
+        self.quality = Quality()
+        self.autoscaler = Autoscaler(settings.autoscale, settings.max, 0)
+        self.arrived = 0
+        self.mean: int | None = None
         self.pending = 0
         self.pending_by_class = [0] * (len(Priority) + 1)
         self.dispatched = 0

@@ -25,6 +25,7 @@ from cronoq_server.engine.effects import (
 from cronoq_server.engine.events import Scope
 from cronoq_server.engine.model import (
     FIRST_TERMINAL,
+    SECOND,
     Now,
     Pairs,
     Status,
@@ -33,6 +34,7 @@ from cronoq_server.engine.model import (
     TaskSpec,
 )
 from cronoq_server.engine.mutations import StoredTask
+from cronoq_server.engine.quality import efficiency
 from cronoq_server.engine.state import SCHEDULE_TAG, Pool, Session, State, Task, Total
 
 CHILDREN_SHOWN = 100
@@ -149,10 +151,13 @@ def _pool_view(state: State, pool: Pool, sessions: list[Session], now: Now) -> P
         for priority in (1, 2, 3, 4)
         if (task := state.placement.longest_waiting(name, priority)) is not None
     ]
+    capacity = sum(group[0] for group in groups.values())
+    busy = sum(group[1] for group in groups.values())
+    quality = pool.quality
     return PoolView(
         name,
-        sum(group[0] for group in groups.values()),
-        sum(group[1] for group in groups.values()),
+        capacity,
+        busy,
         stuck,
         tuple(pool.pending_by_class[1:]),
         len(sessions),
@@ -162,6 +167,15 @@ def _pool_view(state: State, pool: Pool, sessions: list[Session], now: Now) -> P
         tuple(WorkerGroupView(labels, group[0], group[1]) for labels, group in groups.items()),
         pool.paused,
         min(since) - now.mono + now.wall if since else None,
+        state.placement.held(name),
+        pool.autoscaler.desired,
+        pool.bookings.total,
+        quality.adherence.value,
+        quality.starts.value,
+        min(1.0, busy / capacity) if capacity else 0.0,
+        efficiency(capacity, busy, counts[Status.READY]),
+        quality.wait_quantiles(),
+        quality.used / SECOND,
     )
 
 
