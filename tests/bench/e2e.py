@@ -34,7 +34,6 @@ from tests.bench.worker import MARK_BYTES, mark, stamp
 SHARE_TASKS = 5_000
 """Tasks of one submit_many with its wait_many."""
 SHARES_AT_ONCE = 3
-IDLE_TASKS = 300
 IDLE_PAUSE_S = 0.005
 CALLERS = 64
 SUBMITS = 20_000
@@ -55,6 +54,7 @@ class Options:
     workers: int
     payload: int
     slots: int
+    idle_tasks: int
 
 
 def _specs(
@@ -117,11 +117,11 @@ async def measure_tasks(system: System, options: Options) -> dict[str, float]:
     }
 
 
-async def measure_idle(system: System) -> dict[str, float]:
+async def measure_idle(system: System, count: int) -> dict[str, float]:
     """The second part: one task at a time."""
     submits, starts = [], []
     async with cronoq.Client(system.address) as client:
-        for _ in range(IDLE_TASKS):
+        for _ in range(count):
             await asyncio.sleep(IDLE_PAUSE_S)
             begun = time.monotonic_ns()
             handle = await client.submit(stamp.__name__)
@@ -130,9 +130,10 @@ async def measure_idle(system: System) -> dict[str, float]:
     return {**_percentiles("submit", submits), **_percentiles("start_latency", starts)}
 
 
-async def measure_submits(system: System, pool: str, payload_bytes: int) -> dict[str, float]:
+async def measure_submits(system: System, pool: str, options: Options) -> dict[str, float]:
     """The third part: many callers that submit one task after the other."""
-    left = iter(_specs(0, SUBMITS, payload_bytes, pool))
+    count = min(SUBMITS, options.tasks)
+    left = iter(_specs(0, count, options.payload, pool))
     took: list[float] = []
 
     async def call(client: cronoq.Client) -> None:
@@ -147,7 +148,7 @@ async def measure_submits(system: System, pool: str, payload_bytes: int) -> dict
             for _ in range(CALLERS):
                 group.create_task(call(client))
         seconds = time.perf_counter() - begun
-    return {"submits_per_s": round(SUBMITS / seconds), **_percentiles("call", took)}
+    return {"submits_per_s": round(count / seconds), **_percentiles("call", took)}
 
 
 def _percentiles(name: str, milliseconds: list[float]) -> dict[str, float]:
@@ -161,9 +162,9 @@ def _percentiles(name: str, milliseconds: list[float]) -> dict[str, float]:
 async def measure(system: System, options: Options) -> dict[str, Any]:
     """All three parts."""
     tasks = await measure_tasks(system, options)
-    idle = await measure_idle(system)
-    quiet = await measure_submits(system, "quiet", options.payload)
-    served = await measure_submits(system, "default", options.payload)
+    idle = await measure_idle(system, options.idle_tasks)
+    quiet = await measure_submits(system, "quiet", options)
+    served = await measure_submits(system, "default", options)
     return {
         **tasks,
         **idle,
@@ -194,12 +195,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=2, help="worker processes")
     parser.add_argument("--slots", type=int, default=500, help="slots of each worker")
     parser.add_argument("--payload", type=int, default=200, help=f"bytes, at least {MARK_BYTES}")
+    parser.add_argument("--idle-tasks", type=int, default=300, help="tasks on the idle system")
     parser.add_argument("--sweep", action="store_true", help="by batch size, with a picture")
     parser.add_argument("--json", action="store_true", help="JSON, also on a terminal")
     given = parser.parse_args(arguments)
     if given.payload < MARK_BYTES:
         parser.error(f"--payload: at least {MARK_BYTES}")
-    options = Options(given.store, given.tasks, given.workers, given.payload, given.slots)
+    names = (field.name for field in dataclasses.fields(Options))
+    options = Options(**{name: getattr(given, name) for name in names})
     result = {**describe("e2e sweep" if given.sweep else "e2e"), **dataclasses.asdict(options)}
     with (
         tempfile.TemporaryDirectory(prefix="cronoq-bench-") as folder,

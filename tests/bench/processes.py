@@ -24,7 +24,7 @@ CONFIG = """
 [server]
 grpc_addr = "127.0.0.1:0"
 http_addr = "127.0.0.1:0"
-log_level = "warning"
+log_level = "error"
 
 [store]
 kind = "{store}"

@@ -1,0 +1,66 @@
+"""The benchmarks run, and say what those who compare figures look for.
+
+The figures are not judged: a machine that runs tests is no place to measure on.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAD = {"bench", "at", "commit", "python", "cpu_count", "load_average"}
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a benchmark with its output in a pipe."""
+    command = [sys.executable, "-m", "tests.bench", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def result_of(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The JSON that a successful run printed."""
+    assert run.returncode == 0, run.stderr
+    result: dict[str, Any] = json.loads(run.stdout)
+    assert result.keys() >= HEAD
+    return result
+
+
+def test_the_engine_is_measured_with_a_short_and_a_long_backlog() -> None:
+    """One row for each backlog and step size."""
+    result = result_of(bench("engine", "--pending", "1000,5000", "--steps", "100", "--rounds", "1"))
+
+    assert [(row["pending"], row["step"]) for row in result["rows"]] == [(1000, 100), (5000, 100)]
+    for row in result["rows"]:
+        assert row["lives_per_s"] > 0
+        assert 0 < row["p99_step_ms"] <= row["worst_step_ms"]
+    assert result["long_to_short"].keys() == {"100"}
+    assert "bytes_per_pending_task_beyond_payload" in result
+
+
+def test_the_whole_system_is_measured_as_json_when_nobody_looks() -> None:
+    """Every figure that a floor is set for is there."""
+    result = result_of(bench("e2e", "--tasks", "500", "--idle-tasks", "3", "--workers", "2"))
+
+    figures = (
+        "tasks_per_s",
+        "submit_p50_ms",
+        "submit_p99_ms",
+        "start_latency_p50_ms",
+        "start_latency_p99_ms",
+        "rss_mb",
+        "submits_per_s",
+    )
+    assert all(result[name] > 0 for name in figures)
+    assert result["store"] == "memory"
+
+
+def test_an_unknown_benchmark_is_refused_with_the_names_of_those_there_are() -> None:
+    """A slip of the pen costs one look."""
+    run = bench("engines")
+
+    assert run.returncode == 2
+    assert "e2e, engine" in run.stdout
