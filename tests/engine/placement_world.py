@@ -41,7 +41,8 @@ class World:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         chance = self.chance
-        self.wall = 1_700_000_000 * SECOND + chance.randrange(SECOND)
+        self.tick = chance.choice((1, SECOND))  # whole seconds make scores equal now and then
+        self.wall = 1_700_000_000 * SECOND
         self.mono = chance.randrange(100 * SECOND)
         self.next_id = 1
         self.next_session = 1
@@ -56,6 +57,10 @@ class World:
         self.has_kinds = chance.random() < 0.4
         self.has_deadlines = chance.random() < 0.5
         self.has_holds = chance.random() < 0.3
+        self.are_deadlines_close = chance.random() < 0.5
+        self.is_plain = chance.random() < 0.1  # nothing but classes and deadlines
+        if self.is_plain:
+            self.has_labels = self.has_kinds = self.has_holds = False
         self.is_crowded = chance.random() < 0.01  # enough tasks for masks of masks
         self.fast = self._make_pools(self._make_resources())
         self.traits = [self._traits() for _ in range(chance.choice((1, 2, 4)))]
@@ -63,10 +68,10 @@ class World:
     def _make_resources(self) -> Resources:
         chance = self.chance
         rules = []
-        for at in range(chance.choice((0, 0, 1, 2, 4))):
+        for at in range(0 if self.is_plain else chance.choice((0, 1, 1, 2, 4))):
             name = f"r{at}"
             per_value = chance.random() < 0.35
-            if chance.random() < 0.6:
+            if chance.random() < 0.7:
                 rules.append(ResourceRules(name, chance.randint(1, 4), per_value=per_value))
             else:
                 rate = chance.choice((0, 1, NANO // 3, NANO, 7 * NANO + 3))
@@ -142,7 +147,7 @@ class World:
         for _ in range(self.chance.choice((1, 1, 2, 6)) * crowd):
             since = self.wall
             if self.chance.random() < 0.05:
-                since -= self.chance.randrange(500 * SECOND)
+                since -= self.chance.randrange(500) * SECOND
             fast, plain = self._make(since)
             self._push(fast, plain)
 
@@ -172,7 +177,8 @@ class World:
             expected=chance.choice((0, SECOND, 7 * SECOND, 300 * SECOND, 4000 * SECOND)),
         )
         if self.has_deadlines and chance.random() < 0.5:
-            plain.latest = self.wall + chance.randint(-100 * SECOND, 1200 * SECOND)
+            furthest = 60 if self.are_deadlines_close else 1200
+            plain.latest = self.wall + chance.randint(-50, furthest) * SECOND
         self.next_id += 1
         demand = self.fast.demand(plain.pool, labels, kind, tuple(needs.items()), plain.tenant)
         return Waiting(plain.id, plain.priority, since, demand), plain
@@ -213,7 +219,7 @@ class World:
         if running is None:
             return
         plain = running.plain
-        avoid = running.session if self.chance.random() < 0.8 else None
+        avoid = running.session if self.chance.random() < 0.8 and not self.is_plain else None
         plain.avoid = avoid
         self.fast.push_back(running.fast, self.wall, plain.latest, plain.expected, avoid)
         self.reference.push(plain)
@@ -293,6 +299,7 @@ class World:
         chance = self.chance
         passed = chance.choice((1, 1000, SECOND // 10, SECOND, 5 * SECOND, 60 * SECOND))
         passed = chance.randint(1, passed * chance.choice((1, 1, 8)))
+        passed = -(-passed // self.tick) * self.tick
         self.wall += passed
         self.mono += passed
         if self.waiting and chance.random() < 0.3:
