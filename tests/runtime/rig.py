@@ -115,12 +115,14 @@ class Rig:
         engine: What it drives.
         store: Fails when the test says so.
         running: The driver's `run`.
+        may_break: Whether the test expects `run` to raise.
     """
 
     def __init__(self, clock: ManualClock, disk: MemoryDisk, store: FaultyStore) -> None:
         self.clock = clock
         self.disk = disk
         self.store = store
+        self.may_break = False
         self.engine: Engine
         self.driver: Driver
         self.running: asyncio.Task[Ending]
@@ -163,10 +165,12 @@ class Rig:
         return self.driver.sessions.open(lambda number, token: worker(number, token, **given))
 
     async def stop(self) -> None:
-        """Ends the driver, however it stands."""
+        """Ends the driver, however it stands; an error that nobody expected is raised."""
         self.store.let_go()
         self.running.cancel()
-        await asyncio.gather(self.running, return_exceptions=True)
+        (ending,) = await asyncio.gather(self.running, return_exceptions=True)
+        if isinstance(ending, Exception) and not self.may_break:
+            raise ending
 
 
 def real_engine(epoch: int, high_water: int, **given: Any) -> Engine:

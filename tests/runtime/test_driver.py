@@ -5,10 +5,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from typing import get_args
 
 import pytest
 
-from cronoq_server.engine.effects import Admitted, Dispatch, Lease, Receipt, Watching
+from cronoq_server.engine.effects import (
+    Admitted,
+    Dispatch,
+    Effect,
+    Lease,
+    Receipt,
+    Scaled,
+    Watching,
+)
 from cronoq_server.engine.events import (
     AttemptsReported,
     ClockSet,
@@ -25,6 +34,7 @@ from cronoq_server.engine.events import (
 from cronoq_server.engine.model import ErrorReason, Now
 from cronoq_server.engine.timers import NEVER
 from cronoq_server.runtime import Ending, Refused, ShutdownNotice, WatchFilter, WatchStream
+from cronoq_server.runtime.outbox import Outbox
 from cronoq_server.stores.base import Batch, Leadership
 from cronoq_server.stores.memory import MemoryDisk, MemoryStore
 from cronoq_server.testing.faults import Fault, FaultyStore, ManualClock
@@ -585,6 +595,7 @@ class TestEndings:
             session = rig.join()
             await settle()
             rig.scripted.error = AssertionError("a broken invariant")
+            rig.may_break = True
             call = rig.submit()
             await settle()
             assert isinstance(rig.running.exception(), AssertionError)
@@ -598,6 +609,7 @@ class TestEndings:
         """An error that the contract does not know is nobody's to swallow."""
         async with scripted() as rig:
             monkeypatch.setattr(rig.disk, "write", _broken)
+            rig.may_break = True
             call = rig.submit()
             await settle()
             assert isinstance(rig.running.exception(), ZeroDivisionError)
@@ -716,6 +728,28 @@ class TestTime:
             assert rig.scripted.seen(ClockSet) == []
             first, second = rig.scripted.nows[1:]
             assert second.wall - first.wall == seconds(5)
+
+
+async def test_every_effect_of_the_engine_is_known() -> None:
+    """One that nobody handles would take the leadership down when it first comes."""
+    async with scripted() as rig:
+        driver = rig.driver
+        outbox = Outbox(driver.inbox, driver.sessions, driver.watchers)
+        for kind in get_args(Effect):
+            assert outbox.handles(kind), kind
+
+
+async def test_how_many_slots_a_pool_wants_is_told_when_it_is_durable() -> None:
+    """To whoever scales it."""
+    async with scripted() as rig:
+        rig.store.hold()
+        rig.scripted.extra = [Scaled("default", 7)]
+        call = rig.submit()
+        await settle()
+        assert rig.driver.desired_slots == {}
+        rig.store.let_go()
+        await done(call)
+        assert rig.driver.desired_slots == {"default": 7}
 
 
 async def test_a_receipt_is_an_effect_like_any_other() -> None:

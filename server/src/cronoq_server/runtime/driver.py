@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 import msgspec
@@ -152,6 +152,11 @@ class Driver:
     def ready(self) -> bool:
         """Whether calls are taken: it leads, and the store keeps up."""
         return self._recovered and not self._late and not self._ended.is_set()
+
+    @property
+    def desired_slots(self) -> Mapping[str, int]:
+        """How many slots each pool wants, as last told."""
+        return self._outbox.desired
 
     async def recover(self) -> None:
         """Loads what the store holds and makes durable what that changes; comes before `run`.
@@ -289,7 +294,10 @@ class Driver:
             if not events:
                 return
         else:
-            events = self._lookups.sift(self.inbox.drain(self._settings.step_tasks_max))
+            arrived = self.inbox.drain(self._settings.step_tasks_max)
+            forming = self._forming
+            made = forming.position if len(forming) else forming.position - 1
+            events = self._lookups.sift(arrived, made, self.watchers.ring.position)
             if len(self.inbox):
                 self._bell.set()
         if self._released:

@@ -1,22 +1,27 @@
 """Which events must first be looked up in the store, and holding them back until they were.
 
-A store may know finished tasks by keys and ids that the engine has forgotten. An event that names
-such a one (`Engine.wants`) waits here while the steps go on; one query asks for all that wait.
+A store may know finished tasks by keys and ids that the engine has forgotten, and only it has
+their payloads. An event that needs such a one (`Engine.wants`) waits here while the steps go on;
+one query asks for all that wait. What puts ended tasks back is looked up only when everything
+that was decided before is durable, so that an end that a caller may have heard of is found.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Any, Final, get_args
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar, get_args
 
 from msgspec.structs import replace
 
 from cronoq_server.engine.engine import Engine
-from cronoq_server.engine.events import Bulk, Event, Redrive
-from cronoq_server.engine.model import TaskRef
+from cronoq_server.engine.events import Bulk, Delete, Event, Redrive
+from cronoq_server.engine.model import BulkAction, TaskRef
 from cronoq_server.engine.mutations import StoredTask
+from cronoq_server.engine.queries import within
+from cronoq_server.engine.redrive import REDRIVABLE
 from cronoq_server.runtime.clock import Clock, after
 from cronoq_server.runtime.inbox import Inbox
 from cronoq_server.runtime.writer import BACKOFF_MAX, BACKOFF_MIN
@@ -24,10 +29,16 @@ from cronoq_server.stores.base import FinishedQuery, Store, Unavailable
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+Found: TypeAlias = dict[TaskRef, StoredTask]
+
 LOOKED_UP: Final = frozenset(
     kind for kind in get_args(Event) if "found" in kind.__struct_fields__ and kind is not Bulk
 )
 """Types of events that carry what was found, by id and by key."""
+
+AFTER_COMMIT: Final = frozenset({Bulk, Delete, Redrive})
+"""Types of events about ends: those decided before must be durable before they are looked for."""
 
 
 class Lookups:
@@ -38,57 +49,76 @@ class Lookups:
         self._store = store
         self._inbox = inbox
         self._clock = clock
-        self._held: list[Any] = []
+        self._held: list[tuple[int, Any]] = []
         self._asked: list[Any] = []
         self._names: set[TaskRef] = set()
-        self._query: asyncio.Task[dict[TaskRef, StoredTask]] | None = None
+        self._query: asyncio.Task[Found] | None = None
+        self._pages: dict[asyncio.Task[tuple[list[StoredTask], int]], Bulk] = {}
 
     def __len__(self) -> int:
         """How many events are held back."""
-        return len(self._held) + len(self._asked)
+        return len(self._held) + len(self._asked) + len(self._pages)
 
-    def sift(self, events: list[Event]) -> list[Event]:
+    def sift(self, events: list[Event], made: int, durable: int) -> list[Event]:
         """Takes those out that must be held back, and adds in front those that were long enough.
 
         Args:
             events: What has arrived.
+            made: Position of the last batch that holds anything, on its way or still forming.
+            durable: Position of the last batch that is durable.
 
         Returns:
             What may enter the engine now.
         """
-        wants = self._engine.wants
-        entering = self._answered() if self._query is not None else []
+        entering = self._answered() if self._asked or self._pages else []
         for event in events:
-            if type(event) in LOOKED_UP and any(wants(event)):
+            if self._is_held(event):
                 self._inbox.set_entered(event.call, False)  # type: ignore[union-attr]
-                self._held.append(event)
+                self._held.append((made if type(event) in AFTER_COMMIT else 0, event))
             else:
                 entering.append(event)
-        if self._held and self._query is None:
-            self._ask()
+        if self._held:
+            self._ask(durable)
         return entering
 
-    def _ask(self) -> None:
-        self._asked, self._held = self._held, []
-        names: dict[TaskRef, None] = {}
-        whole: dict[TaskRef, None] = {}
-        for event in self._asked:
-            ids, keys = self._engine.wants(event)
-            names |= dict.fromkeys((*ids, *keys))
-            if type(event) is Redrive:
-                whole |= dict.fromkeys((*ids, *keys))
-        self._names = set(names)
-        self._query = asyncio.get_running_loop().create_task(self._found(names, whole))
-        self._query.add_done_callback(lambda _: self._inbox.bell.set())
+    def _is_held(self, event: Event) -> bool:
+        if type(event) in LOOKED_UP:
+            return any(self._engine.wants(event))
+        return isinstance(event, Bulk) and event.action is BulkAction.RETRY
 
-    async def _found(
-        self, names: dict[TaskRef, None], whole: dict[TaskRef, None]
-    ) -> dict[TaskRef, StoredTask]:
+    def _ask(self, durable: int) -> None:
+        """Begins to look up what may be looked up now; by name only one query at a time."""
+        held, self._held = self._held, []
+        ready: list[Any] = []
+        for needs, event in held:
+            if needs > durable or (self._query is not None and type(event) is not Bulk):
+                self._held.append((needs, event))
+            elif type(event) is Bulk:
+                self._pages[self._begin(partial(self._page, event))] = event
+            else:
+                ready.append(event)
+        if ready:
+            names: dict[TaskRef, None] = {}
+            whole: dict[TaskRef, None] = {}
+            for event in ready:
+                ids, keys = self._engine.wants(event)
+                names |= dict.fromkeys((*ids, *keys))
+                if type(event) is Redrive:
+                    whole |= dict.fromkeys((*ids, *keys))
+            self._asked, self._names = ready, set(names)
+            self._query = self._begin(partial(self._find, names, whole))
+
+    def _begin(self, ask: Callable[[], Awaitable[T]]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(self._until_answered(ask))
+        task.add_done_callback(lambda _: self._inbox.bell.set())
+        return task
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Asks until the store answers; callers that wait too long are refused meanwhile."""
         backoff = BACKOFF_MIN
         while True:
             try:
-                return await self._find(names, whole)
+                return await ask()
             except Unavailable as error:
                 log.warning(
                     "a look-up failed, trying again: %s", str(error), extra={"action": "store_late"}
@@ -96,9 +126,7 @@ class Lookups:
             await self._clock.sleep_until(after(self._clock.now(), backoff))
             backoff = min(2 * backoff, BACKOFF_MAX)
 
-    async def _find(
-        self, names: dict[TaskRef, None], whole: dict[TaskRef, None]
-    ) -> dict[TaskRef, StoredTask]:
+    async def _find(self, names: dict[TaskRef, None], whole: dict[TaskRef, None]) -> Found:
         ids = tuple(name for name in names if isinstance(name, int))
         keys = tuple(name for name in names if isinstance(name, str))
         page = await self._store.find_finished(FinishedQuery(ids=ids, keys=keys))
@@ -108,42 +136,63 @@ class Lookups:
             found |= _by_name(await self._store.load_tasks(wanted), names)
         return found
 
+    async def _page(self, event: Bulk) -> tuple[list[StoredTask], int]:
+        """A page of whole tasks that could be put back, and the cursor behind it."""
+        wanted = within(event.filter, event.scope)
+        statuses = tuple(s for s in REDRIVABLE if not wanted.statuses or s in wanted.statuses)
+        if not statuses:
+            return [], 0
+        query = FinishedQuery(
+            filter=replace(wanted, statuses=statuses), after=event.after, limit=event.limit
+        )
+        page = await self._store.find_finished(query)
+        whole = await self._store.load_tasks([task.task_id for task in page.tasks])
+        return sorted(whole, key=lambda task: task.task_id), page.next_after
+
     def _answered(self) -> list[Event]:
         """Takes the events whose look-up is done, with what was found."""
-        assert self._query is not None
-        if not self._query.done():
-            return []
-        found, asked, names = self._query.result(), self._asked, self._names
-        self._query, self._asked = None, []
         entering: list[Event] = []
-        for event in asked:
-            if not self._inbox.is_waiting(event.call):
-                continue
-            ids, keys = self._engine.wants(event)
-            if not names.issuperset((*ids, *keys)):
-                # The engine forgot one more task meanwhile.
-                self._held.append(event)
-                continue
-            mine = {name: found[name] for name in (*ids, *keys) if name in found}
-            self._inbox.set_entered(event.call, True)
-            entering.append(replace(event, found=mine))
+        if self._query is not None and self._query.done():
+            found, asked, names = self._query.result(), self._asked, self._names
+            self._query, self._asked = None, []
+            for event in asked:
+                ids, keys = self._engine.wants(event)
+                if names.issuperset((*ids, *keys)):
+                    mine = {name: found[name] for name in (*ids, *keys) if name in found}
+                    entering += self._released(replace(event, found=mine))
+                else:
+                    # The engine forgot one more task meanwhile.
+                    self._held.append((0, event))
+        for task in [task for task in self._pages if task.done()]:
+            bulk = self._pages.pop(task)
+            tasks, following = task.result()
+            entering += self._released(replace(bulk, found=tuple(tasks), found_next=following))
         return entering
+
+    def _released(self, event: Any) -> list[Event]:
+        """The event on its way into the engine, unless its caller has gone."""
+        if not self._inbox.is_waiting(event.call):
+            return []
+        self._inbox.set_entered(event.call, True)
+        return [event]
 
     async def abandon(self) -> None:
         """Forgets everything that is held back."""
+        running: list[asyncio.Task[Any]] = [*self._pages]
+        if self._query is not None:
+            running.append(self._query)
         self._held.clear()
         self._asked.clear()
-        if self._query is not None:
-            self._query.cancel()
-            await asyncio.wait({self._query})
-            if not self._query.cancelled():
-                self._query.exception()
-            self._query = None
+        self._pages.clear()
+        self._query = None
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
-def _by_name(tasks: Sequence[StoredTask], names: dict[TaskRef, None]) -> dict[TaskRef, StoredTask]:
+def _by_name(tasks: Sequence[StoredTask], names: dict[TaskRef, None]) -> Found:
     """Tasks under each name that was asked for; of one key the newest."""
-    found: dict[TaskRef, StoredTask] = {}
+    found: Found = {}
     for task in sorted(tasks, key=lambda task: task.task_id):
         for name in (task.task_id, task.spec.key):
             if name in names:

@@ -20,6 +20,7 @@ from cronoq_server.engine.effects import (
     Receipt,
     Reply,
     Results,
+    Scaled,
     Watching,
 )
 from cronoq_server.runtime.inbox import Inbox
@@ -28,11 +29,17 @@ from cronoq_server.runtime.watchers import Watchers
 
 
 class Outbox:
-    """Hands effects to whom they concern."""
+    """Hands effects to whom they concern.
 
-    __slots__ = ("_handlers",)
+    Attributes:
+        desired: The number of slots that each pool wants, as last told.
+    """
+
+    __slots__ = ("_handlers", "desired")
 
     def __init__(self, inbox: Inbox, sessions: Sessions, watchers: Watchers) -> None:
+        self.desired: dict[str, int] = {}
+
         def to_session(effect: Any) -> None:
             sessions.deliver(effect.session, effect)
 
@@ -46,8 +53,13 @@ class Outbox:
             Receipt: to_session,
             Reply: lambda effect: inbox.resolve(effect.call, effect.answer),
             Results: inbox.push,
+            Scaled: lambda effect: self.desired.update({effect.pool: effect.desired}),
             Watching: watchers.begin,
         }
+
+    def handles(self, kind: type) -> bool:
+        """Whether effects of this type can be performed."""
+        return kind in self._handlers
 
     def release(self, effects: Iterable[Effect]) -> bool:
         """Performs a step's effects; true if leases went out with them."""
