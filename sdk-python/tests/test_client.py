@@ -411,6 +411,28 @@ async def test_everything_said_about_a_task_is_on_the_wire(
 
 
 @pytest.mark.usefixtures("admission")
+async def test_a_task_can_depend_on_what_was_just_submitted(
+    server: ScriptedServer, client: Client
+) -> None:
+    """By its handle."""
+    parent = await client.submit("parent")
+    await client.submit("child", deps=[parent])
+    (edge,) = server.requests("SubmitMany")[1].tasks[0].deps
+    assert edge.target.id == parent.id
+
+
+@pytest.mark.usefixtures("admission")
+async def test_a_client_may_be_used_from_several_loops(client: Client) -> None:
+    """Each has requests of its own."""
+
+    async def use() -> int:
+        return (await client.submit("echo")).id
+
+    found = [await use(), await asyncio.to_thread(asyncio.run, use()), await use()]
+    assert found == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("admission")
 async def test_what_is_not_said_is_not_on_the_wire(server: ScriptedServer, client: Client) -> None:
     """No payload is not an empty JSON value, and absent is not zero."""
     await client.submit("kind")

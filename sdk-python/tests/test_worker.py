@@ -456,6 +456,28 @@ async def test_a_sync_handler_that_ignores_its_abort_keeps_its_slot(server: Scri
     await ending
 
 
+async def test_a_sync_handler_can_wait_for_its_abort(server: ScriptedServer) -> None:
+    """A thread cannot be interrupted, but it can look."""
+    worker = _worker(server)
+    begun = threading.Event()
+    told: list[Any] = []
+
+    @worker.handler("echo")
+    def patient(attempt: Attempt) -> None:
+        told.append(attempt.wait_cancelled(0))
+        begun.set()
+        told.append(attempt.wait_cancelled(PATIENCE_S))
+        told.append(attempt.wait_cancelled())
+        told.append(attempt.cancel_reason)
+
+    async with _running(worker, server) as stream:
+        await stream.lease(make_lease(1))
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+        await stream.send(abort=workers_pb2.Abort(lease=1, reason="timeout"))
+        await stream.reports(1)
+    assert told == [False, True, True, "timeout"]
+
+
 async def test_an_abort_for_an_unknown_lease_changes_nothing(server: ScriptedServer) -> None:
     """It may have crossed the report."""
     worker = _worker(server)
@@ -731,6 +753,25 @@ async def test_a_token_rejected_later_ends_the_worker(server: ScriptedServer) ->
     stream.cut()
     with pytest.raises(GaveUpError, match="expired"):
         await running
+
+
+async def test_handlers_are_cancelled_when_no_server_takes_their_results(
+    server: ScriptedServer,
+) -> None:
+    """There is nothing to wait for any more."""
+    worker = _worker(server)
+    gate = Gate()
+    worker.handler("echo")(gate)
+    running = asyncio.create_task(worker.run())
+    stream = await server.stream()
+    await stream.accept()
+    await stream.lease(make_lease(1))
+    await gate.entered()
+    server.refuse_streams(Refusal(grpc.StatusCode.PERMISSION_DENIED, "no more"))
+    stream.cut()
+    with pytest.raises(GaveUpError, match="no more"):
+        await running
+    assert gate.cancelled == [1001]
 
 
 # --- redirects ------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ def imports_for(tree: ast.Module, text: str) -> str:
         "from . import client as _client",
         "from ._blocking import LoopThread",
         "from datetime import datetime",
-        "from .client import HasId, TaskOptions",
+        "from .client import TaskOptions",
     ]
     for item in tree.body:
         if isinstance(item, ast.ImportFrom):

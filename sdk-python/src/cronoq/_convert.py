@@ -16,6 +16,7 @@ from .spec import (
     NO_PAYLOAD,
     Dep,
     EdgeCond,
+    HasId,
     MissPolicy,
     Priority,
     RetryPolicy,
@@ -143,14 +144,14 @@ def _fill_seldom(message: task_pb2.TaskSpec, spec: TaskSpec) -> None:
         message.trace_context.update(spec.trace_context)
 
 
-def _fill_deps(message: task_pb2.TaskSpec, deps: Sequence[Dep | int | str]) -> None:
+def _fill_deps(message: task_pb2.TaskSpec, deps: Sequence[Dep | HasId | int | str]) -> None:
     for dep in deps:
         edge = message.deps.add()
         if isinstance(dep, Dep):
             fill_ref(edge.target, dep.target)
             edge.cond = dep.cond  # type: ignore[assignment]
         else:
-            fill_ref(edge.target, dep)
+            fill_ref(edge.target, dep if isinstance(dep, int | str) else dep.id)
 
 
 def fill_filter(

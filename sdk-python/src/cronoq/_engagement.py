@@ -11,7 +11,9 @@ import asyncio
 import collections
 import contextlib
 import logging
+import os
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +63,12 @@ class Engagement:
         self._link: Link | None = None
         self.failure: CronoqError | None = None
         self.is_stopped = False
+        self._pid = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """False in a forked child, which has none of the threads."""
+        return self._pid == os.getpid()
 
     def _register(self) -> workers_pb2.Register:
         options = self._options
@@ -204,7 +212,7 @@ class Engagement:
         tasks = self._tasks
         for run, _ in ended:
             tasks.pop(run, None)
-        self.session.report(ended, self._loop.time())
+        self.session.report(ended, time.monotonic())
         self._start_waiting()
         if self._stopping is not None:
             self._change_event.set()
@@ -245,6 +253,9 @@ class Engagement:
 
     async def _stop(self) -> None:
         self.session.drain()
+        if self.failure is not None:
+            # No server takes what handlers come to, so nothing is worth waiting for.
+            self._drain_ends_at = self._loop.time()
         while self._backlog:
             self._end(self._backlog.popleft(), Nacked("worker is stopping"))
         await self._until_drained(lambda: not self._tasks and not self._ended)
@@ -285,8 +296,8 @@ class Engagement:
         rest = self.session.open_runs()
         if rest:
             logger.warning("handlers of tasks %s do not end", [run.task_id for run in rest])
-            now = self._loop.time()
-            self.session.report([(run, Failed(Stop.STOPPED.value)) for run in rest], now)
+            outcome = Failed(Stop.STOPPED.value)
+            self.session.report([(run, outcome) for run in rest], time.monotonic())
 
     async def _close_link(self) -> None:
         unconfirmed = self.session.unconfirmed_tasks()

@@ -53,6 +53,7 @@ class Run:
         "progress_is_new",
         "stop",
         "stop_reason",
+        "stop_signal",
         "task_id",
         "ttl",
     )
@@ -65,8 +66,23 @@ class Run:
         self.ttl = message.lease_ttl_s if message.HasField("lease_ttl_s") else ttl
         self.stop: Stop | None = None
         self.stop_reason = ""
+        self.stop_signal: threading.Event | None = None
         self.progress: tuple[bytes, float | None] | None = None
         self.progress_is_new = False
+
+    def tell(self, stop: Stop, reason: str = "") -> None:
+        """Tells the handler to stop."""
+        self.stop_reason = reason
+        self.stop = stop
+        if self.stop_signal is not None:
+            self.stop_signal.set()
+
+    def wait_stop(self, timeout: float | None) -> bool:
+        """Waits until the handler is told to stop; for handlers that run in threads."""
+        if self.stop_signal is None:
+            # Made by the first who waits; who tells after that finds it, who told before is seen.
+            self.stop_signal = threading.Event()
+        return self.stop is not None or self.stop_signal.wait(timeout)
 
 
 class Received:
@@ -163,7 +179,7 @@ class Session:
         lost = [run for run in self._runs.values() if run.lease not in adopted and run.stop is None]
         for run in self._runs.values():
             if run.lease not in adopted:
-                run.stop = Stop.LOST
+                run.tell(Stop.LOST)
         return lost
 
     def _send_again(self, seen: int) -> None:
@@ -229,8 +245,7 @@ class Session:
             run = self._runs.get(abort.lease)
             if run is None or run.stop is Stop.ABORTED:
                 continue  # WP-15
-            run.stop = Stop.ABORTED
-            run.stop_reason = abort.reason
+            run.tell(Stop.ABORTED, abort.reason)
             received.stopped.append(run)
 
     def _confirm(self, receipt: workers_pb2.Receipt) -> None:
@@ -328,7 +343,7 @@ class Session:
                 if run.stop is None and self._expires_at(run) <= now
             ]
             for run in expired:
-                run.stop = Stop.EXPIRED
+                run.tell(Stop.EXPIRED)
             due = self._beat_at + self._interval()
             if self.has_progress:
                 due = min(due, self._beat_at + PROGRESS_EVERY_S)
@@ -399,7 +414,7 @@ class Session:
         with self._lock:
             stopped = [run for run in self._runs.values() if run.stop is None]
             for run in stopped:
-                run.stop = reason
+                run.tell(reason)
             return stopped
 
     def open_runs(self) -> list[Run]:

@@ -121,19 +121,21 @@ class SharedWaits:
         try:
             while self._still_owed(stream):
                 try:
-                    await self._read(stream, backoff)
+                    needs_pause = await self._read(stream, backoff)
                 except UnsupportedError:
                     self._knows_many = False
                     self._wait_singly(stream.targets)
                     return
                 except DeadlineError:
-                    continue
+                    needs_pause = True
                 except CronoqError as error:
                     if stream.is_replaced:
                         return
                     if not is_unavailable(error):
                         self._fail(stream.targets, error)
                         return
+                    needs_pause = True
+                if needs_pause and self._still_owed(stream):
                     await asyncio.sleep(backoff.next_delay())
         finally:
             self._streams.discard(stream)
@@ -148,22 +150,26 @@ class SharedWaits:
         stream.targets = {target for target in stream.targets if target in self._waiting}
         return bool(stream.targets)
 
-    async def _read(self, stream: _Stream, backoff: BackoffSeries) -> None:
+    async def _read(self, stream: _Stream, backoff: BackoffSeries) -> bool:
+        """Reads one stream to its end; True if the next shall wait a moment."""
         request = tasks_pb2.WaitManyRequest(timeout_s=self._slice)
         request.ids.extend(stream.targets)
         channel = self._caller.connection.channel()
         stream.call = channel.stream(WAIT_MANY, request, self._slice + SLICE_ROOM_S)
         has_failed_part = False
+        began_at = self._loop.time()
         try:
             async for message in stream.call:
-                backoff.reset()
+                if message.results:
+                    backoff.reset()
                 self._settle(message, stream)
                 has_failed_part |= self._note_errors(message)
         finally:
             stream.call.cancel()
             stream.call = None
-        if has_failed_part:
-            await asyncio.sleep(backoff.next_delay())
+        # A server that ends slices at once must not be asked again and again without a pause.
+        is_short = self._loop.time() - began_at < self._slice / 2
+        return has_failed_part or is_short
 
     def _settle(self, message: tasks_pb2.TaskResults, stream: _Stream) -> None:
         for item in message.results:
@@ -200,6 +206,7 @@ class SharedWaits:
 
     async def _wait_single(self, target: int) -> None:
         """Waits for one task on a server that has no shared waits."""
+        backoff = BackoffSeries(self._caller.options)
         async with self._singles:
             while target in self._waiting:
                 request = tasks_pb2.WaitRequest(timeout_s=self._slice)
@@ -209,14 +216,13 @@ class SharedWaits:
                     answer = await self._caller.call(
                         WAIT, request, idempotent=True, ends_at=ends_at
                     )
-                except DeadlineError:
-                    continue
                 except CronoqError as error:
-                    if is_unavailable(error):
-                        continue
-                    self._fail((target,), error)
-                    return
-                self._deliver(read_result(answer))
+                    if not isinstance(error, DeadlineError) and not is_unavailable(error):
+                        self._fail((target,), error)
+                        return
+                    await asyncio.sleep(backoff.next_delay())
+                else:
+                    self._deliver(read_result(answer))
 
     async def close(self) -> None:
         """Ends all that is under way."""

@@ -14,7 +14,7 @@ from ._convert import instant_of, read_progress
 from ._payload import Codec
 from ._proto import workers_pb2
 from ._session import Run
-from .options import Seconds
+from .options import Seconds, seconds
 from .spec import Priority
 from .views import Progress
 
@@ -173,6 +173,17 @@ class Attempt:
     def is_cancelled(self) -> bool:
         """True once the handler should stop; async handlers are cancelled besides."""
         return self._run.stop is not None
+
+    def wait_cancelled(self, timeout: Seconds | None = None) -> bool:
+        """Waits until the handler should stop; for handlers that run in threads.
+
+        Args:
+            timeout: Longest wait, seconds; for ever when None.
+
+        Returns:
+            Whether it should stop.
+        """
+        return self._run.wait_stop(None if timeout is None else seconds(timeout))
 
     @property
     def cancel_reason(self) -> str:

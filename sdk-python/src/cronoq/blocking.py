@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from . import client as _client
 from ._blocking import LoopThread
 from ._payload import Codec
-from .client import HasId, TaskOptions
+from .client import TaskOptions
 from .errors import CronoqError
 from .operations import (
     Backfill,
@@ -27,7 +27,7 @@ from .operations import (
     WorkerInfo,
 )
 from .options import Backoff, Keepalive, Seconds, TlsOptions
-from .spec import NO_PAYLOAD, BulkAction, ScheduleSpec, TaskFilter, TaskSpec
+from .spec import NO_PAYLOAD, BulkAction, HasId, ScheduleSpec, TaskFilter, TaskSpec
 from .views import BulkOutcome, StatusEvent, TaskDetail, TaskInfo, TaskResult
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
 from . import _calls
 from ._admin import AdminCalls
@@ -39,6 +39,7 @@ from .spec import (
     NO_PAYLOAD,
     BulkAction,
     Dep,
+    HasId,
     MissPolicy,
     Priority,
     RetryPolicy,
@@ -69,7 +70,7 @@ class TaskOptions(TypedDict, total=False):
     duration_hint: Seconds | None
     timeout: Seconds | None
     retry: RetryPolicy | None
-    deps: Sequence[Dep | int | str]
+    deps: Sequence[Dep | HasId | int | str]
     resources: Mapping[str, int] | None
     tags: Mapping[str, str] | None
     labels: Mapping[str, str] | None
@@ -78,14 +79,6 @@ class TaskOptions(TypedDict, total=False):
     delay: Seconds | None
     not_before: datetime | None
     expires_in: Seconds | None
-
-
-class HasId(Protocol):
-    """Whatever tells the id of a task: handles, results, descriptions."""
-
-    @property
-    def id(self) -> int:
-        """The task's id."""
 
 
 class TaskHandle:
@@ -182,7 +175,7 @@ class Client(AdminCalls):
         )
         parsed = parse_configured(endpoint, tls=tls is not None)
         super().__init__(Caller(self.options, Connection(self.options, parsed)))
-        self._shared: _Shared | None = None
+        self._shared: dict[asyncio.AbstractEventLoop, _Shared] = {}
 
     def __repr__(self) -> str:
         return f"Client({self.options.endpoint!r})"
@@ -201,19 +194,21 @@ class Client(AdminCalls):
     async def close(self) -> None:
         """Ends every call that is under way and closes the connection; may be called again."""
         self._is_closed = True
-        shared, self._shared = self._shared, None
-        if shared is not None and shared.loop is asyncio.get_running_loop():
+        shared = self._shared.pop(asyncio.get_running_loop(), None)
+        if shared is not None and shared.pid == os.getpid():
             await shared.close()
         self._caller.connection.close()
 
     def _here(self) -> _Shared:
         """What is shared on this loop of this process, made on first use."""
         loop = asyncio.get_running_loop()
-        shared = self._shared
-        if shared is None or shared.loop is not loop or shared.pid != os.getpid():
+        shared = self._shared.get(loop)
+        if shared is None or shared.pid != os.getpid():
             if self._is_closed:
                 raise ClosedError("the client is closed")
-            shared = self._shared = _Shared(self._caller, loop)
+            for gone in [other for other in self._shared if other.is_closed()]:
+                del self._shared[gone]
+            shared = self._shared[loop] = _Shared(self._caller, loop)
         return shared
 
     async def submit(
@@ -277,8 +272,10 @@ class Client(AdminCalls):
                 places.append((spec, future))
                 while submits.queued > _FILL_AHEAD:
                     # Requests leave in order, so the oldest open task tells when there is room.
-                    while futures[first_open].done():
+                    while first_open < len(futures) and futures[first_open].done():
                         first_open += 1
+                    if first_open == len(futures):
+                        break  # What waits to be sent is other callers'.
                     await asyncio.wait((futures[first_open],))
             return [await self._handle(spec, place) for spec, place in places]
         finally:

@@ -10,7 +10,7 @@ import enum
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -121,6 +121,14 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     jitter: bool = True
 
 
+class HasId(Protocol):
+    """Whatever tells the id of a task: handles, results, descriptions."""
+
+    @property
+    def id(self) -> int:
+        """The task's id."""
+
+
 class Dep(msgspec.Struct, frozen=True):
     """A task that must end first, by id or key."""
 
@@ -155,7 +163,7 @@ class TaskSpec(msgspec.Struct, frozen=True):
         duration_hint: Expected run time.
         timeout: Longest time for one attempt.
         retry: Retry policy; None is the pool's.
-        deps: Tasks that must end first: ids, keys or `Dep`.
+        deps: Tasks that must end first: handles, ids, keys or `Dep`.
         resources: Amounts of named resources, held while an attempt runs.
         tags: Free pairs, for listings and filters.
         labels: Labels that the worker must have.
@@ -181,7 +189,7 @@ class TaskSpec(msgspec.Struct, frozen=True):
     duration_hint: Seconds | None = None
     timeout: Seconds | None = None
     retry: RetryPolicy | None = None
-    deps: Sequence[Dep | int | str] = ()
+    deps: Sequence[Dep | HasId | int | str] = ()
     resources: Mapping[str, int] | None = None
     tags: Mapping[str, str] | None = None
     labels: Mapping[str, str] | None = None

@@ -148,7 +148,7 @@ class Worker:
     @property
     def is_ready(self) -> bool:
         """True while this worker receives work: connected, accepted, neither side stopping."""
-        engagement = self._engagement
+        engagement = self._here()
         return engagement is not None and engagement.session.is_serving
 
     def start(self) -> None:
@@ -160,7 +160,7 @@ class Worker:
         """
         if not self._handlers:
             raise ValueError("the worker has no handler")
-        if self._engagement is not None:
+        if self._here() is not None:
             raise ClosedError("the worker was started already")
         self._engagement = Engagement(self.options, self._handlers, self._hooks)
         self._engagement.start(self._endpoint)
@@ -179,7 +179,7 @@ class Worker:
         Args:
             drain_timeout: Time for running handlers, seconds, instead of the option's.
         """
-        engagement = self._engagement
+        engagement = self._here()
         if engagement is None:
             return
         timeout = self.options.drain_timeout if drain_timeout is None else drain_timeout
@@ -234,12 +234,19 @@ class Worker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        failure = self._engagement.failure if self._engagement is not None else None
+        engagement = self._here()
+        failure = engagement.failure if engagement is not None else None
         await self.stop()
         if failure is not None and error is None:
             raise failure
 
+    def _here(self) -> Engagement | None:
+        """What runs in this process; a forked child has the parent's in memory, not in fact."""
+        engagement = self._engagement
+        return engagement if engagement is not None and engagement.is_here else None
+
     def _current(self) -> Engagement:
-        if self._engagement is None:
+        engagement = self._here()
+        if engagement is None:
             raise ClosedError("the worker is not running")
-        return self._engagement
+        return engagement
