@@ -25,7 +25,8 @@ from cronoq_server.runtime import (
 )
 from cronoq_server.runtime import ring as ring_module
 from cronoq_server.runtime.loading import Loader
-from cronoq_server.runtime.watchers import BOOKMARK_EVERY, LINGER
+from cronoq_server.runtime.watch_stream import BOOKMARK_EVERY
+from cronoq_server.runtime.watchers import LINGER
 from cronoq_server.stores.base import Leadership
 from cronoq_server.stores.memory import MemoryDisk, MemoryStore
 from cronoq_server.testing.builders import batch, changed, inserted, task

@@ -13,6 +13,7 @@ import pytest
 
 from cronoq_server.engine.effects import (
     Admitted,
+    Bulked,
     Dispatch,
     Done,
     Joined,
@@ -24,18 +25,22 @@ from cronoq_server.engine.effects import (
     TaskView,
 )
 from cronoq_server.engine.events import (
+    Bulk,
     Cancel,
     Completed,
+    Delete,
     Failed,
     Get,
     GetOutput,
     HeartbeatsRead,
     ListTasks,
+    Redrive,
     Resume,
     SubmitMode,
     Wait,
 )
 from cronoq_server.engine.model import (
+    BulkAction,
     Dependency,
     ErrorReason,
     PoolSettings,
@@ -319,6 +324,84 @@ class TestMemoryOfTheStore:
             rig.store.let_go()
             await rig.clock.advance(seconds(1))
             assert rig.disk.live_ids() == []
+
+
+class TestPutBack:
+    """Ended tasks are put back, or deleted, with what the store knows of them."""
+
+    @pytest.mark.parametrize("by_key", [True, False])
+    async def test_a_redriven_task_runs_again_with_its_payload(self, by_key: bool) -> None:
+        """The engine had kept none of it."""
+        async with real() as rig:
+            session = await joined(rig)
+            task_id = await failed(rig, session, task(key="a", payload=b"in"))
+            target = "a" if by_key else task_id
+            assert await done(rig.ask(lambda call: Redrive(call, target))) == Done(True)
+            (lease,) = await leases(session)
+            assert (lease.task_id, lease.attempt, lease.spec.payload) == (task_id, 2, b"in")
+
+    async def test_an_end_on_its_way_to_the_store_is_waited_for(self) -> None:
+        """A redrive that comes right after it finds it."""
+        async with real() as rig:
+            session = await joined(rig)
+            (task_id,) = await submitted(rig, task())
+            (lease,) = await leases(session)
+            rig.store.hold()
+            session.reported(1, [Failed(lease.lease, "no", permanent=True)])
+            await settle()
+            call = rig.ask(lambda call: Redrive(call, task_id))
+            await settle()
+            assert rig.store.searches == []
+            rig.store.let_go()
+            assert await done(call) == Done(True)
+
+    async def test_a_deleted_task_is_gone(self) -> None:
+        """For the store as well."""
+        async with real() as rig:
+            session = await joined(rig)
+            task_id = await failed(rig, session, task())
+            assert await done(rig.ask(lambda call: Delete(call, task_id))) == Done(True)
+            read = rig.ask(lambda call: Get(call, task_id))
+            assert await refusal(read) is ErrorReason.TASK_UNKNOWN
+
+    async def test_many_are_put_back_page_by_page(self) -> None:
+        """Those that ended without success, in the caller's pools, and each once."""
+        pools = (PoolSettings("default"), PoolSettings("secret"))
+        async with real(engine={"pools": pools}) as rig:
+            session = await joined(rig)
+            await submitted(rig, task())
+            await run_one(session, 1)
+            ids = [await failed(rig, session, task(payload=b"in")) for _ in range(5)]
+            hidden = await joined(rig, pool="secret")
+            await failed(rig, hidden, task(pool="secret"))
+            after, answers = 0, []
+            while True:
+                query = functools.partial(
+                    Bulk,
+                    filter=TaskFilter(),
+                    action=BulkAction.RETRY,
+                    limit=2,
+                    after=after,
+                    scope=frozenset({"default"}),
+                )
+                answer = await done(rig.ask(query))
+                assert isinstance(answer, Bulked)
+                answers.append((answer.matched, answer.changed))
+                after = answer.next_after
+                if not after:
+                    break
+            assert sum(matched for matched, _ in answers) == 5
+            assert all(matched == changed for matched, changed in answers)
+            assert rig.disk.live_ids() == ids
+
+
+async def failed(rig: Rig, session: Session, spec: TaskSpec) -> int:
+    """A task that has failed for good."""
+    (task_id,) = await submitted(rig, spec)
+    (lease,) = await leases(session)
+    session.reported(lease.lease, [Failed(lease.lease, "no", permanent=True)])
+    await settle()
+    return task_id
 
 
 class TestWallClock:
