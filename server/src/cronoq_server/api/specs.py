@@ -153,9 +153,9 @@ class SpecReader:
             Refused: One of them breaks a rule, or all together do; the index is in the details.
         """
         specs = []
-        for spec in self.read_many(messages, size):
+        for index, spec in enumerate(self.read_many(messages, size)):
             if isinstance(spec, Refusal):
-                raise Refused(spec)
+                raise Refused(at_index(self._refusal(messages[index], f"tasks[{index}]"), index))
             specs.append(spec)
         edges = sum(len(spec.dependencies) for spec in specs)
         if edges > self._limits.max_deps_per_batch:
@@ -196,9 +196,17 @@ class SpecReader:
 
     def _read_or_refuse(self, message: task_pb2.TaskSpec, index: int) -> TaskSpec | Refusal:
         try:
-            return self.read(message, f"tasks[{index}]")
+            return self.read(message)
         except Refused as refused:
             return at_index(refused.refusal, index)
+
+    def _refusal(self, message: task_pb2.TaskSpec, name: str) -> Refusal:
+        """Why a spec that was refused is, in words that tell which of a batch it is."""
+        try:
+            self.read(message, name)
+        except Refused as refused:
+            return refused.refusal
+        raise AssertionError("a spec is refused each time or never")
 
     def _read_plain(
         self, messages: Iterable[task_pb2.TaskSpec], size: int
