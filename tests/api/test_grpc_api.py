@@ -88,7 +88,7 @@ async def test_many_succeed_and_fail_each_on_its_own(edge: Edge) -> None:
     assert response.outcomes[0].response.id == response.outcomes[3].response.id
     codes = [outcome.error.code for outcome in response.outcomes]
     assert codes == [0, 3, 5, 0, 3]
-    assert "tasks[4].timeout_s" in response.outcomes[4].error.message
+    assert "task.timeout_s" in response.outcomes[4].error.message
 
 
 async def test_batch_is_admitted_whole(edge: Edge) -> None:
