@@ -215,6 +215,17 @@ def derive_instants(task: Task) -> None:
         task.expires_at = base + spec.expires_in
 
 
+def drop_past(task: Task, wall: int) -> None:
+    """Takes from a task that was put back at `wall` the instants that were past then.
+
+    One that has had an attempt keeps none: only a first attempt has a start to keep.
+    """
+    if task.attempt or (task.due_at is not None and task.due_at <= wall):
+        task.due_at = task.miss_at = None
+    if task.attempt or (task.expires_at is not None and task.expires_at <= wall):
+        task.expires_at = None
+
+
 def arm_instants(state: State, task: Task) -> None:
     """Arms what ends a task that does not start in time."""
     if task.expires_at is not None:

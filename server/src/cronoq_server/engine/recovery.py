@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cronoq_server.engine.admission import arm_instants, derive_instants
+from cronoq_server.engine.admission import arm_instants, derive_instants, drop_past
 from cronoq_server.engine.draft import Draft
 from cronoq_server.engine.ending import edge_holds, finish, impossible
 from cronoq_server.engine.lifecycle import Cause
 from cronoq_server.engine.model import Outcome, PastAttempt, Status
-from cronoq_server.engine.mutations import RecoveredChunk, StoredTask
+from cronoq_server.engine.mutations import RecoveredChunk, StatusChanged, StoredTask
 from cronoq_server.engine.policies import backoff, effective_retry, remaining
 from cronoq_server.engine.readiness import became_ready, settle
 from cronoq_server.engine.starts import book_again
@@ -39,11 +39,21 @@ def restore(draft: Draft, chunks: Iterable[RecoveredChunk]) -> None:
             doom = _tie(draft, task, stored)
             if doom is not None:
                 dooms[task.id] = doom
+    # Whoever waits for a parent stands there before the first parent ends.
     for task, stored in live:
-        _place(draft, task, stored, task.id in dooms)
+        if not _has_started(stored):
+            _place(draft, task, stored, task.id in dooms)
+    for task, stored in live:
+        if stored.change is not None and _has_started(stored):
+            _go_on(draft, task, stored.change)
     for task, _ in live:
         if task.id in dooms and task.status == Status.BLOCKED:
             finish(draft, task, Cause.PARENT_IMPOSSIBLE, dooms[task.id])
+
+
+def _has_started(stored: StoredTask) -> bool:
+    """Whether a live task has an attempt behind it, since it was put back if it was."""
+    return stored.change is not None and stored.change.status != Status.READY
 
 
 def _ended_at(stored: StoredTask) -> tuple[int, int]:
@@ -106,7 +116,6 @@ def _tie(draft: Draft, task: Task, stored: StoredTask) -> str | None:
     then: it waits for parents that live, and for nothing else.
     """
     state, change = draft.state, stored.change
-    has_started = change is not None and change.status != Status.READY
     parents: dict[int, None] = {}
     doom: str | None = None
     for edge in task.spec.dependencies:
@@ -119,7 +128,7 @@ def _tie(draft: Draft, task: Task, stored: StoredTask) -> str | None:
             continue
         parents[parent] = None
         ended = state.finished.get(parent)
-        if parent in state.tasks and not has_started:
+        if parent in state.tasks and not _has_started(stored):
             state.children.setdefault(parent, []).append((task, condition))
             task.unmet += 1
         elif change is None and ended is not None and not edge_holds(condition, ended.status):
@@ -140,33 +149,34 @@ def _still_awaits(draft: Draft, task: Task) -> bool:
 
 
 def _place(draft: Draft, task: Task, stored: StoredTask, doomed: bool) -> None:
-    """Decides what a recovered task is doing now."""
-    state, now = draft.state, draft.now
-    change = stored.change
-    redriven = change is not None and change.status == Status.READY
-    if not task.attempt or redriven:
-        if redriven:
-            task.due_at = task.miss_at = task.expires_at = None
-        arm_instants(state, task)
-        book_again(state, task)
-        if task.unmet or doomed:
-            draft.transition(task, Cause.WAITS_FOR_PARENTS)
-        else:
-            _settle_since(draft, task)
-        return
+    """Decides where a recovered task waits that has not started, or was put back."""
+    state = draft.state
+    if stored.change is not None:
+        drop_past(task, stored.change.at)
+    arm_instants(state, task)
+    book_again(state, task)
+    if task.unmet or doomed:
+        draft.transition(task, Cause.WAITS_FOR_PARENTS)
+    else:
+        _settle_since(draft, task)
+
+
+def _go_on(draft: Draft, task: Task, change: StatusChanged) -> None:
+    """Decides what becomes of a task that was running or between attempts."""
+    now = draft.now
     task.due_at = task.miss_at = None
     draft.transition(task, Cause.BECAME_READY)
     draft.transition(task, Cause.STARTED)
-    if change is not None and change.status == Status.RETRYING:
-        assert change.retry_at is not None
-        longest = max(0, change.retry_at - change.at)
-        left = remaining(change.retry_at, now.wall, longest)
-        _retry(draft, task, left)
-        if not left:
-            task.retry_at = None
-            became_ready(draft, task, now.mono - max(0, now.wall - change.retry_at))
+    if change.status != Status.RETRYING:
+        _leader_lost(draft, task)
         return
-    _leader_lost(draft, task)
+    assert change.retry_at is not None
+    longest = max(0, change.retry_at - change.at)
+    left = remaining(change.retry_at, now.wall, longest)
+    _retry(draft, task, left)
+    if not left:
+        task.retry_at = None
+        became_ready(draft, task, now.mono - max(0, now.wall - change.retry_at))
 
 
 def _settle_since(draft: Draft, task: Task) -> None:

@@ -7,7 +7,7 @@ skipped. The task's spec comes from the store: the engine keeps none of ended ta
 
 from __future__ import annotations
 
-from cronoq_server.engine.admission import arm_instants, derive_instants
+from cronoq_server.engine.admission import arm_instants, derive_instants, drop_past
 from cronoq_server.engine.draft import Draft
 from cronoq_server.engine.effects import Bulked, Done
 from cronoq_server.engine.ending import edge_holds, refuse_unknown
@@ -80,7 +80,9 @@ def put_back(draft: Draft, stored: StoredTask) -> Refusal | None:
         progress=change.progress,
         history=change.history,
     )
-    _renew_instants(draft, task)
+    derive_instants(task)
+    drop_past(task, draft.now.wall)
+    arm_instants(state, task)
     state.finished.pop(task.id, None)
     state.adopt(task)
     for parent, condition in live_parents:
@@ -94,17 +96,6 @@ def put_back(draft: Draft, stored: StoredTask) -> Refusal | None:
         settle(draft, task)
     draft.changed[task.id] = task
     return None
-
-
-def _renew_instants(draft: Draft, task: Task) -> None:
-    """Derives a task's instants from its arrival; those that are past are dropped."""
-    wall = draft.now.wall
-    derive_instants(task)
-    if task.attempt or (task.due_at is not None and task.due_at <= wall):
-        task.due_at = task.miss_at = None
-    if task.attempt or (task.expires_at is not None and task.expires_at <= wall):
-        task.expires_at = None
-    arm_instants(draft.state, task)
 
 
 def _judge_edges(
