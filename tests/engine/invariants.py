@@ -109,7 +109,7 @@ def _check_edges(state: State) -> None:
         if task.spec.dependencies:
             assert task.id in state.parents
         if task.status == Status.BLOCKED:
-            assert task.unmet == open_edges[task.id] > 0
+            assert task.unmet == open_edges[task.id] > 0, task
             assert task.awaiting == awaiting[task.id]
         pinned.update(state.parents.get(task.id, ()))
     assert state.parents.keys() <= state.tasks.keys()
