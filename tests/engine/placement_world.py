@@ -125,6 +125,7 @@ class World:
             (self.resize_session, 1),
             (self.pass_time, 5),
             (self.resize, 0.4),
+            (self.replan, 1 if self.has_deadlines else 0),
             (self.pause, 0.3),
             (self.plan, 1 if self.has_holds else 0),
             (self.unplan, 1 if self.has_holds else 0),
@@ -309,6 +310,13 @@ class World:
             self.mono += passed
         elif chance.random() < 0.02:
             self.wall += chance.randint(-4000 * SECOND, 4000 * SECOND)
+
+    def replan(self) -> None:
+        """A waiting task gets another deadline, or none."""
+        if self.waiting:
+            fast, plain = self.waiting[self.chance.choice(list(self.waiting))]
+            plain.latest = self.chance.choice((None, self.wall + 9 * SECOND, self.wall - SECOND))
+            self.fast.set_latest(fast, self.wall, plain.latest, plain.expected)
 
     def _instant_of_note(self) -> int:
         """An instant at which the rank of some waiting task changes its course, or just beside."""

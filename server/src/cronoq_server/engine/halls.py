@@ -24,6 +24,7 @@ from cronoq_server.engine.turns import Turns
 
 if TYPE_CHECKING:
     from cronoq_server.engine.placement import Waiting
+    from cronoq_server.engine.urgency import Rush
 
 PRIORITIES = (1, 2, 3, 4)  # critical, high, normal, low
 
@@ -110,12 +111,16 @@ class Hall:
             if via is not task.demand:
                 self.gates.release(via)
 
-    def warm(self, task: Waiting) -> None:
-        """Moves a task in line whose deadline begins to press."""
+    def replan(self, task: Waiting, rush: Rush | None, is_hot: bool) -> None:
+        """Gives a task in line another deadline; `is_hot` says whether it presses now."""
         queue = self.queues[task.priority]
         line = queue.line_of(task)
         line.remove(task)
-        line.heat(task)
+        task.p_rush = rush
+        if is_hot:
+            line.heat(task)
+        else:
+            line.push(task)
         queue.marked(task)
 
     def turn_to(self, task: Waiting, avoid: int) -> None:

@@ -26,7 +26,7 @@ from cronoq_server.engine.openings import Openings
 from cronoq_server.engine.passes import Passes
 from cronoq_server.engine.resources import Resources
 from cronoq_server.engine.roster import Session
-from cronoq_server.engine.rows import OUT, STARTED
+from cronoq_server.engine.rows import HOT, OUT, STARTED
 from cronoq_server.engine.urgency import Rush, rush_of
 
 __all__ = ["Demand", "Placement", "PoolRules", "Waiting"]
@@ -250,6 +250,26 @@ class Placement:
         if len(hall.holds):
             self.unhold(task)
 
+    def set_latest(
+        self, task: Waiting, now_wall: int, latest_start: int | None, expected_ns: int = 0
+    ) -> None:
+        """Gives a waiting task another deadline; place, hold and turn stay as they are.
+
+        For clocks that were set: the deadline is then another instant of the clock used here.
+        """
+        if not is_waiting(task):
+            return
+        hall = self._halls[task.demand.pool]
+        was_shut = task.p_rush is not None and task.p_at != HOT
+        rush = None if latest_start is None else rush_of(latest_start, expected_ns)
+        is_hot = rush is not None and rush.opens <= now_wall
+        hall.replan(task, rush, is_hot)
+        if was_shut:
+            self._openings.drop()
+        if rush is not None and not is_hot:
+            self._openings.add(task, rush)
+        self._passes.touch(hall)
+
     def finished(self, task: Waiting) -> None:
         """Gives back what a started task holds of its resources; its attempt has ended."""
         assert task.p_at == STARTED, task.id
@@ -272,7 +292,7 @@ class Placement:
                         line.reset_times()
         self._wall = now_wall
         for task in self._openings.due(now_wall):
-            self._halls[task.demand.pool].warm(task)
+            self._halls[task.demand.pool].replan(task, task.p_rush, True)
         return self._passes.run(now_wall, now_mono)
 
     def next_change(self) -> tuple[int | None, int | None]:
