@@ -115,6 +115,21 @@ async def test_a_full_inbox_lets_streams_wait() -> None:
     await done(waiting)
 
 
+async def test_callers_do_not_take_the_room_of_workers() -> None:
+    """However many calls wait, reports are read, and the other way round."""
+    inbox = make_inbox(queued_max=5)
+    calls = ask(inbox, 5)
+    await settle()
+    await done(inbox.room())
+    inbox.tell(reports(1, 5))
+    inbox.drain(5)
+    calls += ask(inbox, 5)
+    await settle()
+    assert not any(call.done() for call in calls)
+    for call in calls:
+        call.cancel()
+
+
 async def test_heartbeats_fill_an_inbox_as_well() -> None:
     """Or an outage of hours would gather them without a bound."""
     inbox = make_inbox(queued_max=3)

@@ -5,8 +5,8 @@ Rules a change must keep:
 1. Nothing of a step is seen before its mutations, and those of all steps before, are durable.
 2. One batch is on its way to the store at a time. What steps write meanwhile forms the next one,
    which leaves as soon as the one before is durable.
-3. A step that wrote nothing is released after a check of the leadership that began after its
-   reads arrived, or after the commit that its release has to wait for anyway.
+3. A step that wrote nothing is released after a check of the leadership, or a commit, that began
+   after its reads had arrived.
 4. A batch keeps its number and its content however often it is tried.
 5. The loop has no helper that could die unseen: an error in it, in the engine or in the store's
    code ends `run`, and with it this leadership.
@@ -72,7 +72,7 @@ class DriverSettings(msgspec.Struct, frozen=True):
         step_tasks_max: Most tasks that enter one step.
         batch_mutations_max: A batch with this many mutations is full.
         batch_bytes_max: A batch with payloads and outputs of this size is full.
-        queued_max: Most tasks in calls and reports that wait for a step.
+        queued_max: Most tasks in calls that wait for a step, and most reports that do.
         watch_buffer: Most events that wait for one watcher.
     """
 

@@ -4,8 +4,8 @@ Rules a change must keep:
 
 1. Events enter the engine in the order in which they arrived; nothing overtakes the reports of
    its own session.
-2. The queue is bounded. A call that finds it full is refused; a session that reports too fast is
-   asked to wait (`room`).
+2. The queue is bounded, for calls and for facts apart. A call that finds it full is refused; a
+   session that reports too fast is asked to wait (`room`), whatever callers do.
 3. A refusal with `not_leader` or `stopping` means that nothing was executed. A call that entered
    the engine and whose answer was never released ends as `store_unavailable`: outcome unknown.
 4. A caller that goes away leaves nothing behind: its event is dropped if it still waits here, and
@@ -199,7 +199,8 @@ class Inbox:
         self._clock = clock
         self._queued_max = queued_max
         self._queue: deque[Event] = deque()
-        self._queued = 0
+        self._asked = 0
+        self._told = 0
         self._reports = 0
         self._number = 0
         self._calls: dict[int, _Call | ResultStream] = {}
@@ -260,7 +261,7 @@ class Inbox:
     def _admit(self) -> Instant:
         if self._refusal is not None:
             raise Refused(self._refusal)
-        if self._queued >= self._queued_max:
+        if self._asked >= self._queued_max:
             raise Refused(TOO_MANY)
         return self._clock.now().mono
 
@@ -275,10 +276,14 @@ class Inbox:
         if self._closed:
             return
         self._queue.append(event)
-        self._queued += weight(event) or 1
-        if type(event) is AttemptsReported:
+        kind = type(event)
+        if kind in CALLS:
+            self._asked += weight(event)
+        else:
+            self._told += weight(event) or 1
+        if kind is AttemptsReported:
             self._reports += 1
-        if self._queued >= self._queued_max:
+        if self._told >= self._queued_max:
             self._room.clear()
         self.bell.set()
 
@@ -302,15 +307,17 @@ class Inbox:
             if tasks > room and taken:
                 break
             queue.popleft()
-            self._queued -= tasks or 1
             kind = type(event)
-            if kind is AttemptsReported:
-                self._reports -= 1
-            elif kind in CALLS:
+            if kind in CALLS:
+                self._asked -= tasks
                 call = calls.get(event.call)  # type: ignore[union-attr]
                 if call is None:
                     continue
                 call.entered = True
+            else:
+                self._told -= tasks or 1
+                if kind is AttemptsReported:
+                    self._reports -= 1
             room -= tasks
             taken.append(event)
         self._make_room()
@@ -323,12 +330,12 @@ class Inbox:
         taken: list[Event] = [e for e in self._queue if type(e) is HeartbeatsRead]
         if taken:
             self._queue = deque(e for e in self._queue if type(e) is not HeartbeatsRead)
-            self._queued -= len(taken)
+            self._told -= len(taken)
             self._make_room()
         return taken
 
     def _make_room(self) -> None:
-        if self._queued < self._queued_max:
+        if self._told < self._queued_max:
             self._room.set()
 
     def is_waiting(self, number: int) -> bool:
@@ -404,6 +411,5 @@ class Inbox:
         for number in list(self._calls):
             self.resolve(number, refusal)
         self._queue.clear()
-        self._queued = 0
-        self._reports = 0
+        self._asked = self._told = self._reports = 0
         self._room.set()
