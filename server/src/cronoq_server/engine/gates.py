@@ -94,8 +94,9 @@ class Gates:
         self._gates: dict[tuple[int, int, tuple[Resource, ...]], Gate] = {}
         self._spare: list[int] = []
         self._picky: list[Gate] = []  # gates that pass a session over
-        self._private: dict[Resource, dict[Demand, None]] = {}
-        self._account_bits: list[int] = []  # gates behind each account, by its place here
+        self._private: dict[Resource, list[Demand]] = {}
+        self._places: dict[Resource, int] = {}  # of shared accounts in the next three
+        self._account_bits: list[int] = []  # gates behind each account
         self._account_spare: list[int] = []
         self._shut = UnionTree()
         self.open_bits = 0  # the gates that are open
@@ -219,7 +220,7 @@ class Gates:
             If the account is private, the demands that lines must show or hide now.
         """
         if account.template is None:
-            place = account.users[self._pool]
+            place = self._places[account]
             self._shut.set(place, self._account_bits[place] if closed else 0)
             self.refresh()
             return []
@@ -235,8 +236,10 @@ class Gates:
         demand = Demand(self._pool, key, self._resources.needs(key[2]))
         self._demands[key] = demand
         for account in demand.private:
-            account.users[self._pool] = 0
-            self._private.setdefault(account, {})[demand] = None
+            if account not in self._private:
+                self._private[account] = []
+                account.pools += (self._pool,)
+            self._private[account].append(demand)
         if demand.private and not self.is_masked:
             self.must_remask = True
         self._enter(demand)
@@ -281,10 +284,10 @@ class Gates:
 
     def _leave(self, demand: Demand) -> None:
         for account in demand.private:
-            del self._private[account][demand]
+            self._private[account].remove(demand)
             if not self._private[account]:
                 del self._private[account]
-                del account.users[self._pool]
+                self._forget(account)
         gate = demand.gate
         gate.demands -= 1
         if not gate.demands:
@@ -302,25 +305,30 @@ class Gates:
                 if at < len(self._roster.reaches):
                     self._roster.set_reach(at, self._roster.reaches[at] & ~gate.bit)
         for account in gate.accounts:
-            place = account.users[self._pool]
+            place = self._places[account]
             self._account_bits[place] &= ~gate.bit
             if not self._account_bits[place]:
                 self._shut.set(place, 0)
                 self._account_spare.append(place)
-                del account.users[self._pool]
+                del self._places[account]
+                self._forget(account)
             elif account.closed:
                 self._shut.set(place, self._account_bits[place])
 
     def _place_of(self, account: Resource) -> int:
-        place = account.users.get(self._pool)
+        place = self._places.get(account)
         if place is None:
             if self._account_spare:
                 place = self._account_spare.pop()
             else:
                 place = len(self._account_bits)
                 self._account_bits.append(0)
-            account.users[self._pool] = place
+            self._places[account] = place
+            account.pools += (self._pool,)
         return place
+
+    def _forget(self, account: Resource) -> None:
+        account.pools = tuple(pool for pool in account.pools if pool != self._pool)
 
     @staticmethod
     def _suits(demand: Demand, profile: Profile) -> bool:

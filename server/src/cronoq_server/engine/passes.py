@@ -152,7 +152,7 @@ class Passes:
         if closed == account.closed:
             return
         account.closed = closed
-        for index in account.users:
+        for index in account.pools:
             hall = self._halls[index]
             for demand in hall.gates.set_closed(account, closed):
                 for queue in hall.queues:
@@ -360,4 +360,3 @@ class Passes:
 
 def _rank(task: Waiting, wall: int) -> Rank:
     return -score(task, wall), task.since, task.id
-

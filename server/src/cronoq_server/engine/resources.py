@@ -46,9 +46,8 @@ class Resource:
     """One account. Amounts are in permits, or in nano-tokens for a bucket.
 
     `one` is the size of a whole permit or token in these amounts; `held` counts what running
-    attempts have of a semaphore; `waiting` how many waiting tasks want some; `users` maps a pool's
-    number to the place of this account in that pool's table; `closed` says that placement
-    currently lets nobody near it.
+    attempts have of a semaphore; `waiting` how many waiting tasks want some; `pools` numbers the
+    pools whose tasks may want some; `closed` says that placement lets nobody near it for now.
     """
 
     __slots__ = (
@@ -60,12 +59,12 @@ class Resource:
         "is_bucket",
         "name",
         "one",
+        "pools",
         "rate",
         "refilled_at",
         "refs",
         "rest",
         "template",
-        "users",
         "waiting",
     )
 
@@ -82,7 +81,7 @@ class Resource:
         self.waiting = 0
         self.refs = 0
         self.template = template
-        self.users: dict[int, int] = {}
+        self.pools: tuple[int, ...] = ()
         self.claimed = False
         self.closed = False
 
@@ -141,6 +140,12 @@ class Resources:
                 return rules
             colon = name.find(":", colon + 1)
         return None
+
+    def add(self, rules: ResourceRules) -> None:
+        """Adds a resource."""
+        self._rules[rules.name] = rules
+        if not rules.per_value:
+            self._accounts[rules.name] = Resource(rules.name, rules, self._mono, None)
 
     @property
     def mono(self) -> int:
