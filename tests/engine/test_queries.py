@@ -226,7 +226,7 @@ def test_page_that_looked_at_enough_is_short(
     monkeypatch.setattr(views, "LOOKED_AT_MAX", 5)
     world = World()
     ids = world.add(*(spec("rare" if n in (0, 12) else "usual") for n in range(13)))
-    found = pages(world, 10, newest_first, kinds=("rare",), statuses=(Status.READY,))
+    found = pages(world, 10, newest_first, kinds=("rare", "rarer"), statuses=(Status.READY,))
     assert len(found) == 3
     rare = [ids[0], ids[12]]
     assert [task for page in found for task in page] == (rare[::-1] if newest_first else rare)

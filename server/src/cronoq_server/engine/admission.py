@@ -73,6 +73,7 @@ def _is_simple(state: State, spec: TaskSpec) -> bool:
     pool = state.pools.get(spec.pool)
     return (
         pool is not None
+        and pool.configured
         and not spec.key
         and not spec.dependencies
         and not spec.resources

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Container, Iterator
+from typing import TypeAlias
+
+from cronoq_server.engine.model import TaskFilter, TaskSpec
 
 _REBUILD_MIN = 1024
 
@@ -23,6 +26,10 @@ class IdIndex:
         self._ids: list[int] = []
         self._dead = 0
         self._living = living
+
+    def __len__(self) -> int:
+        """How many of them live."""
+        return len(self._ids) - self._dead
 
     def add(self, task_id: int) -> None:
         """Notes a task that lives from now on."""
@@ -60,3 +67,71 @@ class IdIndex:
         """Forgets everything."""
         self._ids.clear()
         self._dead = 0
+
+
+Fact: TypeAlias = tuple[str, str, str]
+"""One thing that a listing may ask for: which field, a name within it, the value."""
+
+_COMMON_KIND = "default"
+
+
+class Postings:
+    """Which live tasks have a kind, a tenant or a tag, each in order of id.
+
+    The common values, that of no kind and no tenant, have no list: one would hold nearly all.
+    """
+
+    __slots__ = ("_lists", "_living")
+
+    def __init__(self, living: Container[int]) -> None:
+        """`living` tells which ids still count."""
+        self._lists: dict[Fact, IdIndex] = {}
+        self._living = living
+
+    def add(self, task_id: int, spec: TaskSpec) -> None:
+        """Notes a task that lives from now on."""
+        lists = self._lists
+        for fact in _facts(spec):
+            found = lists.get(fact)
+            if found is None:
+                found = lists[fact] = IdIndex(self._living)
+            found.add(task_id)
+
+    def left(self, spec: TaskSpec) -> None:
+        """Notes that one of them has ended; what nobody has any more is dropped."""
+        lists = self._lists
+        for fact in _facts(spec):
+            found = lists[fact]
+            found.left()
+            if not len(found):
+                del lists[fact]
+
+    def narrowest(self, wanted: TaskFilter) -> IdIndex | None:
+        """The shortest list that holds all that a filter lets through; None = there is no list.
+
+        What nobody has gives an empty one.
+        """
+        asked: list[Fact] = [("tag", name, value) for name, value in wanted.tags]
+        if len(wanted.kinds) == 1 and wanted.kinds[0] != _COMMON_KIND:
+            asked.append(("kind", "", wanted.kinds[0]))
+        if len(wanted.tenants) == 1 and wanted.tenants[0]:
+            asked.append(("tenant", "", wanted.tenants[0]))
+        if not asked:
+            return None
+        lists = [self._lists.get(fact) for fact in asked]
+        if any(found is None for found in lists):
+            return IdIndex(self._living)
+        return min((found for found in lists if found is not None), key=len)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._lists.clear()
+
+
+def _facts(spec: TaskSpec) -> list[Fact]:
+    facts: list[Fact] = [("tag", name, value) for name, value in spec.tags] if spec.tags else []
+    if spec.kind != _COMMON_KIND:
+        facts.append(("kind", "", spec.kind))
+    if spec.tenant:
+        facts.append(("tenant", "", spec.tenant))
+    return facts

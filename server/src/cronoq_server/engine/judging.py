@@ -72,7 +72,7 @@ def judge(
     per_pool: dict[str, int] = {}
     for index, spec in enumerate(specs):
         pool = state.pools.get(spec.pool)
-        if pool is None:
+        if pool is None or not pool.configured:
             return _at(
                 len(specs), index, ErrorReason.POOL_UNKNOWN, f"pool: there is no pool {spec.pool!r}"
             )

@@ -64,6 +64,7 @@ def _ended_at(stored: StoredTask) -> tuple[int, int]:
 def _live_task(state: State, stored: StoredTask) -> Task:
     """A task with everything that its rows say; its status is decided later."""
     spec, change = stored.spec, stored.change
+    state.keep_orphan(spec)
     retry = state.pools[spec.pool].retry
     task = Task(
         id=stored.task_id,

@@ -124,9 +124,7 @@ class Resources:
         self.touched: list[Resource] = []
         self._filling: list[tuple[int, str]] = []  # unused buckets, by the instant they are full
         for rule in rules:
-            self._rules[rule.name] = rule
-            if not rule.per_value:
-                self._open_account(rule.name, rule, None)
+            self.add(rule)
 
     def rules_of(self, name: str) -> ResourceRules | None:
         """Returns the rules that `name` or `name:value` falls under, None if there are none."""
@@ -145,7 +143,7 @@ class Resources:
         """Adds a resource."""
         self._rules[rules.name] = rules
         if not rules.per_value:
-            self._accounts[rules.name] = Resource(rules.name, rules, self._mono, None)
+            self._open_account(rules.name, rules, None)
 
     @property
     def mono(self) -> int:

@@ -27,7 +27,7 @@ from cronoq_server.engine.bookings import Bookings
 from cronoq_server.engine.cron import Calendar
 from cronoq_server.engine.events import Scope, Submit
 from cronoq_server.engine.gates import Demand
-from cronoq_server.engine.index import IdIndex
+from cronoq_server.engine.index import IdIndex, Postings
 from cronoq_server.engine.model import (
     DEFAULT_RETRY,
     EngineSettings,
@@ -244,6 +244,8 @@ class Pool:
         pending: Tasks that count against the queue's bound.
         pending_by_class: The same by priority.
         dispatched: Attempts started under this leadership.
+        configured: Whether the configuration has it; of a pool that it no longer has, recovered
+            tasks are kept and wait.
         counts: Tasks by status; of terminal ones, those that ended under this leadership.
         granted: Slots granted to connected sessions.
         mean: Learned mean run time over all kinds, nanoseconds; None = nothing learned.
@@ -257,6 +259,7 @@ class Pool:
         "autoscaler",
         "bookings",
         "by_class",
+        "configured",
         "counts",
         "dispatched",
         "granted",
@@ -288,6 +291,7 @@ class Pool:
         self.counts = [0] * (len(Status) + 1)
         self.granted = 0
         self.paused = False
+        self.configured = True
         self.parked: deque[int] = deque()
         self.means: dict[str, int] = {}
 
@@ -365,6 +369,7 @@ class State:
         self.pending = 0
         self.tasks: dict[int, Task] = {}
         self.index = IdIndex(self.tasks)
+        self.postings = Postings(self.tasks)
         for pool in self.pools.values():
             if pool.settings.overflow in (Overflow.SHED_LOWEST, Overflow.SHED_OLDEST):
                 pool.by_class = tuple(IdIndex(self.tasks) for _ in range(len(Priority) + 1))
@@ -398,10 +403,22 @@ class State:
         ttl = settings.lease_ttl
         return Pool(settings, self.lease_lists.setdefault(ttl, ExpiryList(ttl)))
 
+    def keep_orphan(self, spec: TaskSpec) -> None:
+        """Makes room for a recovered task whose pool or resources are no longer configured."""
+        if spec.pool not in self.pools:
+            settings = PoolSettings(spec.pool)
+            pool = self.pools[spec.pool] = self.new_pool(settings)
+            pool.configured = False
+            self.placement.add_pool(_pool_rules(settings))
+        for name, _ in spec.resources:
+            if self.resources.rules_of(name) is None:
+                self.resources.add(ResourceRules(name, 0))
+
     def adopt(self, task: Task) -> None:
         """Puts a task into the tables."""
         self.tasks[task.id] = task
         self.index.add(task.id)
+        self.postings.add(task.id, task.spec)
         by_class = self.pools[task.spec.pool].by_class
         if by_class:
             by_class[task.priority].add(task.id)
@@ -422,6 +439,7 @@ class State:
         """Takes an ended task out of the tables of live ones."""
         del self.tasks[task.id]
         self.index.left()
+        self.postings.left(task.spec)
         by_class = self.pools[task.spec.pool].by_class
         if by_class:
             by_class[task.priority].left()
@@ -576,6 +594,7 @@ class State:
         ):
             mapping.clear()
         self.index.clear()
+        self.postings.clear()
         self.unreleased.clear()
         self.retention.clear()
         self.wall_timers.clear()

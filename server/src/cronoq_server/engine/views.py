@@ -6,7 +6,7 @@ the same values, so that no caller can tell where a task was found. Pages put bo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cronoq_server.engine.effects import (
     Page,
@@ -291,7 +291,7 @@ def scan(
     found: list[Task] = []
     looked_at = last = 0
     tasks = state.tasks
-    for task_id in state.index.walk(after, newest_first):
+    for task_id in _candidates(state, wanted, after, newest_first):
         task = tasks.get(task_id)
         if task is None:
             continue
@@ -302,6 +302,23 @@ def scan(
         if matches(task.spec, task.status, wanted):
             found.append(task)
     return found, 0
+
+
+def _candidates(state: State, wanted: TaskFilter, after: int, newest_first: bool) -> Iterable[int]:
+    """Ids, from a cursor on and in the page's order, among which is all that a filter wants."""
+    if wanted.keys:
+        named = [task_id for key in wanted.keys if (task_id := state.keys.get(key)) is not None]
+    elif wanted.statuses == (Status.RUNNING,):
+        sessions = state.sessions.values()
+        named = [attempt.task.id for s in sessions for attempt in s.leases.values()]
+    elif wanted.schedule:
+        named = list(state.occurrences.get(wanted.schedule, ()))
+    else:
+        narrowest = state.postings.narrowest(wanted)
+        order = state.index if narrowest is None else narrowest
+        return order.walk(after, newest_first)
+    behind = [i for i in named if not after or (i < after if newest_first else i > after)]
+    return sorted(behind, reverse=newest_first)
 
 
 def merge_page(part: PartPage, stored: Sequence[StoredTask], stored_next: int) -> Page:

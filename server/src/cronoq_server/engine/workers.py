@@ -23,7 +23,7 @@ def joined(draft: Draft, event: WorkerJoined) -> None:
     """A worker registers; with a token that fits it goes on with the session it had."""
     state = draft.state
     pool = state.pools.get(event.pool)
-    if pool is None:
+    if pool is None or not pool.configured:
         refusal = Refusal(ErrorReason.POOL_UNKNOWN, f"pool: there is no pool {event.pool!r}")
         draft.effects.append(NotJoined(event.session, refusal))
         return
