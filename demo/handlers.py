@@ -28,20 +28,20 @@ DRAIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class FileJob:
+class FileToCount:
     """The payload of `count_file`."""
 
     path: str
 
 
-def count_file(job: FileJob, attempt: cronoq.Attempt) -> Counts:
+def count_file(file: FileToCount, attempt: cronoq.Attempt) -> Counts:
     """Reads a file in chunks. Not async, so it runs on a thread, may block and must look."""
     digest = hashlib.sha256()
     size = lines = words = 0
     last = b""
     text = True
-    with Path(job.path).open("rb") as file:
-        while chunk := file.read(TEXT_LOOK_BYTES):
+    with Path(file.path).open("rb") as content:
+        while chunk := content.read(TEXT_LOOK_BYTES):
             if attempt.is_cancelled:
                 raise cronoq.Retryable(f"stopped: {attempt.cancel_reason}")
             text = text and (size > 0 or is_text(chunk))

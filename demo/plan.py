@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import cronoq
-from demo.handlers import FAILURES, FileJob, add_counts, count_file, run_on, succeed_third
+from demo.handlers import FAILURES, FileToCount, add_counts, count_file, run_on, succeed_third
 
 FAN_IN = 100
 """Parents of one sum: as many as a server allows by default."""
@@ -25,7 +25,7 @@ def plan_files(folder: Path, files: Sequence[Path]) -> list[cronoq.TaskSpec]:
     return [
         cronoq.TaskSpec(
             count_file.__name__,
-            FileJob(str(path)),
+            FileToCount(str(path)),
             key=file_key(path.relative_to(folder).as_posix()),
             priority=_priority(path.stat().st_size),
         )
