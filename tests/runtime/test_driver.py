@@ -454,6 +454,23 @@ class TestFullBatch:
             assert rig.scripted.steps[-1] == [beat]
             assert len(rig.scripted.seen(Submit)) == 2
 
+    async def test_not_even_heartbeats_are_taken_without_a_bound(self) -> None:
+        """Their receipts wait for the store as well; the engine makes no step meanwhile."""
+        async with scripted(unreleased_max=10) as rig:
+            session = rig.join()
+            rig.store.hold()
+            call = rig.submit()
+            await settle()
+            for number in range(1, 21):
+                rig.scripted.extra = [Receipt(session.number, 0, number)]
+                session.beat(HeartbeatsRead(session.number, [], number=number))
+                await settle()
+            assert len(rig.scripted.seen(HeartbeatsRead)) == 10
+            rig.store.let_go()
+            await done(call)
+            await settle()
+            assert len(rig.scripted.seen(HeartbeatsRead)) == 20
+
     async def test_a_heartbeat_never_overtakes_a_report(self) -> None:
         """Or what was reported would look lost, and run twice."""
         async with scripted(batch_mutations_max=1) as rig:

@@ -39,7 +39,7 @@ from cronoq_server.runtime.clock import Alarm, Clock, after, within
 from cronoq_server.runtime.inbox import Inbox
 from cronoq_server.runtime.loading import Loader
 from cronoq_server.runtime.lookups import Lookups
-from cronoq_server.runtime.outbox import Outbox, awaited_calls
+from cronoq_server.runtime.outbox import Outbox, awaited_calls, volume
 from cronoq_server.runtime.refusals import NOT_LEADER, STOPPING, STORE_LATE, Refused
 from cronoq_server.runtime.sessions import Sessions
 from cronoq_server.runtime.watchers import Watchers
@@ -73,6 +73,7 @@ class DriverSettings(msgspec.Struct, frozen=True):
         batch_mutations_max: A batch with this many mutations is full.
         batch_bytes_max: A batch with payloads and outputs of this size is full.
         queued_max: Most tasks in calls that wait for a step, and most reports that do.
+        unreleased_max: With this many effects and events waiting for the store no step is made.
         watch_buffer: Most events that wait for one watcher.
     """
 
@@ -82,6 +83,7 @@ class DriverSettings(msgspec.Struct, frozen=True):
     batch_mutations_max: int = 20_000
     batch_bytes_max: int = 32 * 1024 * 1024
     queued_max: int = 100_000
+    unreleased_max: int = 100_000
     watch_buffer: int = 10_000
 
 
@@ -134,6 +136,7 @@ class Driver:
         self._forming = Batch(leadership.position + 1)
         self._made: list[_Made] = []
         self._covered: list[_Made] = []
+        self._unreleased = 0
         self._own: list[Event] = []
         self._released = 0
         self._set_backs = clock.set_backs
@@ -254,7 +257,8 @@ class Driver:
 
     def _arm(self) -> None:
         """Sees to it that the bell rings when the engine wants to be woken."""
-        at = Now(NEVER, NEVER) if self._is_full() else self._wake_at
+        rests = self._is_full() or self._is_stuffed()
+        at = Now(NEVER, NEVER) if rests else self._wake_at
         if self._writer.busy or len(self._lookups):
             at = Now(at.wall, min(at.mono, self.clock.now().mono + self._tick))
         have = self._alarm_at
@@ -289,6 +293,9 @@ class Driver:
 
     def _step(self, now: Now) -> None:
         """Runs what has arrived through the engine, if there is anything or its time has come."""
+        if self._is_stuffed():
+            # Leases do not age meanwhile: the engine takes the pause for its own.
+            return
         if self._is_full():
             events = self.inbox.drain_heartbeats()
             if not events:
@@ -316,11 +323,16 @@ class Driver:
             self._forming.add(step.mutations)
         if step.effects:
             self._made.append(_Made(step.number, step.effects, now.mono))
+            self._unreleased += volume(step.effects)
         self._wake_at = step.wake_at
 
     def _is_full(self) -> bool:
         settings, batch = self._settings, self._forming
         return len(batch) >= settings.batch_mutations_max or batch.size >= settings.batch_bytes_max
+
+    def _is_stuffed(self) -> bool:
+        """Whether so much waits for the store that even what writes nothing must wait."""
+        return self._unreleased >= self._settings.unreleased_max
 
     def _write_on(self, now: Now) -> bool:
         """Sends what has formed on its way, if the way is free; whether something was sent."""
@@ -334,6 +346,7 @@ class Driver:
         else:
             return False
         self._covered, self._made = self._made, []
+        self._unreleased = 0
         self._writer.begin(batch, now.mono)
         return True
 

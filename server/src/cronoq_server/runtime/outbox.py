@@ -78,3 +78,8 @@ def awaited_calls(effects: Iterable[Effect]) -> Iterable[int]:
     for effect in effects:
         if isinstance(effect, Reply | Watching) or (isinstance(effect, Results) and effect.last):
             yield effect.call
+
+
+def volume(effects: Iterable[Effect]) -> int:
+    """How many effects these are, each published event counting as one."""
+    return sum(len(e.events) if type(e) is Publish else 1 for e in effects)
