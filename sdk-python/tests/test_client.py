@@ -291,6 +291,16 @@ async def test_a_repetition_of_a_known_key_is_a_duplicate(client: Client) -> Non
     assert (first.duplicate, second.duplicate, second.id) == (False, True, first.id)
 
 
+async def test_a_submit_that_never_reached_a_server_says_why(server: ScriptedServer) -> None:
+    """After its deadline, with what stood in the way; one by one and in bulk."""
+    await server.stop()
+    async with Client(server.endpoint, backoff=QUICK) as client:
+        with pytest.raises(UnavailableError, match="failed to connect"):
+            await client.submit("echo", call_deadline=0.1)
+        (outcome,) = await client.submit_many([TaskSpec("echo")], call_deadline=0.1)
+        assert isinstance(outcome, UnavailableError)
+
+
 async def test_a_refusal_of_the_whole_request_reaches_every_caller(
     client: Client, admission: Admission
 ) -> None:

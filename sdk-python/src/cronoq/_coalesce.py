@@ -13,14 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from ._calls import SUBMIT, SUBMIT_MANY, BackoffSeries, Caller, may_repeat
 from ._convert import fill_spec
 from ._proto import task_pb2, tasks_pb2
 from ._transport import status_error
-from .errors import CronoqError, DeadlineError, QueueFullError, TooLargeError, UnsupportedError
+from .errors import (
+    CronoqError,
+    DeadlineError,
+    QueueFullError,
+    TooLargeError,
+    UnavailableError,
+    UnsupportedError,
+)
 from .options import MESSAGE_ROOM
 from .spec import TaskSpec
 
@@ -89,6 +96,7 @@ class SubmitCoalescer:
         self._parked: collections.deque[tuple[_Member, task_pb2.TaskSpec]] = collections.deque()
         self._parked_count = 0
         self._knows_many = True
+        self._trouble: CronoqError | None = None
         self._running: set[asyncio.Task[None]] = set()
 
     @property
@@ -127,6 +135,21 @@ class SubmitCoalescer:
         batch.size += size
         self._schedule()
         return future
+
+    def expire(self, future: asyncio.Future[Admitted]) -> None:
+        """Ends one caller's wait: its deadline has passed."""
+        if future.done():
+            return
+        if self._trouble is not None:
+            text = f"submit: no server answered before the deadline: {self._trouble}"
+            future.set_exception(UnavailableError(text, reason=self._trouble.reason))
+        else:
+            future.set_exception(DeadlineError("submit: the deadline passed, outcome unknown"))
+
+    def expire_all(self, futures: Iterable[asyncio.Future[Admitted]]) -> None:
+        """Ends the waits of callers that share a deadline."""
+        for future in futures:
+            self.expire(future)
 
     def _begin(self) -> _Batch:
         batch = self._open = _Batch()
@@ -171,7 +194,10 @@ class SubmitCoalescer:
     async def _try(self, batch: _Batch) -> None:
         """Sends once and leaves in the batch what has to be sent again."""
         now = self._loop.time()
-        batch.keep([self._is_waiting(member, now) for member in batch.members])
+        for member in batch.members:
+            if member.ends_at <= now:
+                self.expire(member.future)
+        batch.keep([not member.future.done() for member in batch.members])
         if not batch.members:
             return
         left = max(member.ends_at for member in batch.members) - now
@@ -188,14 +214,10 @@ class SubmitCoalescer:
                 if not is_repeated:
                     member.fail(error)
             batch.keep(again)
+            self._trouble = error
             return
+        self._trouble = None
         batch.keep(self._settle(batch, response))
-
-    @staticmethod
-    def _is_waiting(member: _Member, now: float) -> bool:
-        if member.ends_at <= now:
-            member.fail(DeadlineError("submit: the deadline passed"))
-        return not member.future.done()
 
     def _settle(self, batch: _Batch, response: tasks_pb2.SubmitManyResponse) -> list[bool]:
         again: list[bool] = []

@@ -29,7 +29,6 @@ from ._watch import watch_events
 from .errors import (
     ClosedError,
     CronoqError,
-    DeadlineError,
     OutputUnavailableError,
     TaskFailedError,
     WaitTimeoutError,
@@ -239,7 +238,7 @@ class Client(AdminCalls):
         ends_at = self._ends_at(call_deadline)
         shared = self._here()
         future = shared.submits.enqueue(spec, ends_at)
-        timer = shared.loop.call_at(ends_at, _expire, future)
+        timer = shared.loop.call_at(ends_at, shared.submits.expire, future)
         try:
             task_id, duplicate = await future
         finally:
@@ -259,7 +258,7 @@ class Client(AdminCalls):
         submits = shared.submits
         places: list[tuple[TaskSpec, asyncio.Future[Admitted] | CronoqError]] = []
         futures: list[asyncio.Future[Admitted]] = []
-        timer = shared.loop.call_at(ends_at, _expire_all, futures)
+        timer = shared.loop.call_at(ends_at, submits.expire_all, futures)
         first_open = 0
         try:
             for spec in tasks:
@@ -546,13 +545,3 @@ class Client(AdminCalls):
             bookmarks=True,
         )
         return watch_events(self._caller, request)
-
-
-def _expire(future: asyncio.Future[Admitted]) -> None:
-    if not future.done():
-        future.set_exception(DeadlineError("submit: the deadline passed, the outcome is unknown"))
-
-
-def _expire_all(futures: Iterable[asyncio.Future[Admitted]]) -> None:
-    for future in futures:
-        _expire(future)
