@@ -41,6 +41,8 @@ WORDS = {
     "limits.max_batch_mutations": "changes in one commit",
     "pools.name": "name of the pool",
     "pools.min": "slots that the pool wants at least, whatever its load",
+    "pools.scaler.webhook": "told by POST whenever the wish changes: `{pool, desired, number}`",
+    "pools.scaler.token_env": "environment variable with the bearer token for it",
     "pools.autoscale.target_utilization": "share of wanted slots that arriving work should fill",
     "pools.autoscale.drain_time_s": "time in which a backlog should be worked off",
     "pools.autoscale.interval_s": "time between two looks at the load",

@@ -42,8 +42,10 @@ from cronoq_server.runtime import (
     DriverSettings,
     Ending,
     Refused,
+    Scalers,
     SystemChance,
     SystemClock,
+    Webhook,
     after,
     tame_gc,
 )
@@ -197,6 +199,11 @@ class Server:
 
     async def _serve(self, driver: Driver, announce: Callable[[Address], None]) -> Ending:
         tame_gc()
+        async with Scalers(webhooks(self._config), self._clock) as scalers:
+            driver.on_scaled(scalers.want)
+            return await self._serve_calls(driver, announce)
+
+    async def _serve_calls(self, driver: Driver, announce: Callable[[Address], None]) -> Ending:
         running = asyncio.create_task(driver.run(), name="driver")
         stopping = asyncio.create_task(self._stop_when_asked(driver), name="stop")
         try:
@@ -287,6 +294,15 @@ async def _until_signal(config: Config, announce: Callable[[Address], None]) -> 
 def nanoseconds(seconds: float) -> Duration:
     """Seconds of the configuration in the engine's unit."""
     return round(seconds * SECOND)
+
+
+def webhooks(config: Config) -> list[Webhook]:
+    """Who is told how many slots pools want."""
+    return [
+        Webhook(pool.name, pool.scaler.webhook, os.environ.get(pool.scaler.token_env or "", ""))
+        for pool in config.pools
+        if pool.scaler.webhook is not None
+    ]
 
 
 def store_settings(config: Config) -> StoreSettings:

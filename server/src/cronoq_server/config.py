@@ -15,12 +15,14 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import math
+import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 YEAR_S = 366 * 86_400.0
 KIB = 1024
@@ -151,6 +153,19 @@ def _name(value: object) -> str:
     return value
 
 
+def _url(value: object) -> str:
+    parts = urlsplit(value) if isinstance(value, str) else None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be an http:// or https:// address")
+    return str(value)
+
+
+def _variable(value: object) -> str:
+    if not isinstance(value, str) or not value or not os.environ.get(value):
+        raise ValueError(f"must name an environment variable that is set, not {value!r}")
+    return value
+
+
 def _store_kind(value: object) -> str:
     if value != "memory":
         raise ValueError(f"{value!r} is not a store of this version: the only one is 'memory'")
@@ -254,6 +269,14 @@ class AutoscaleConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScalerConfig:
+    """`scaler` of a pool: who is told how many slots it wants."""
+
+    webhook: str | None = _value(_url, None)
+    token_env: str | None = _value(_variable, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
     """One of `[[pools]]`."""
 
@@ -274,6 +297,7 @@ class PoolConfig:
     autoscale: AutoscaleConfig = field(
         default_factory=AutoscaleConfig, metadata={"table": AutoscaleConfig}
     )
+    scaler: ScalerConfig = field(default_factory=ScalerConfig, metadata={"table": ScalerConfig})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

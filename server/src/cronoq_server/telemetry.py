@@ -29,6 +29,7 @@ ACTIONS = frozenset(
         "listener_changed",
         "memory_store_used",
         "recovery_finished",
+        "scaler_failed",
         "server_ready",
         "server_starting",
         "server_stopped",

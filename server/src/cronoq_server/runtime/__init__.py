@@ -10,6 +10,7 @@ from cronoq_server.runtime.collector import tame_gc
 from cronoq_server.runtime.driver import Driver, DriverSettings, Ending
 from cronoq_server.runtime.inbox import Inbox, ResultStream
 from cronoq_server.runtime.refusals import NOT_LEADER, STOPPING, Refused
+from cronoq_server.runtime.scaler import Scalers, Webhook
 from cronoq_server.runtime.sessions import Outbound, Session, Sessions, ShutdownNotice
 from cronoq_server.runtime.watchers import WatchBatch, Watchers, WatchFilter, WatchStream
 
@@ -25,6 +26,7 @@ __all__ = [
     "Outbound",
     "Refused",
     "ResultStream",
+    "Scalers",
     "Session",
     "Sessions",
     "ShutdownNotice",
@@ -35,6 +37,7 @@ __all__ = [
     "WatchFilter",
     "WatchStream",
     "Watchers",
+    "Webhook",
     "after",
     "tame_gc",
     "within",

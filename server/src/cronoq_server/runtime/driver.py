@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 
 import msgspec
@@ -160,6 +160,10 @@ class Driver:
     def desired_slots(self) -> Mapping[str, int]:
         """How many slots each pool wants, as last told."""
         return self._outbox.desired
+
+    def on_scaled(self, tell: Callable[[str, int], object]) -> None:
+        """Has `tell` called with a pool and its number, whenever that changes."""
+        self._outbox.on_scaled = tell
 
     async def recover(self) -> None:
         """Loads what the store holds and makes durable what that changes; comes before `run`.

@@ -33,12 +33,14 @@ class Outbox:
 
     Attributes:
         desired: The number of slots that each pool wants, as last told.
+        on_scaled: Told of each change of it.
     """
 
-    __slots__ = ("_handlers", "desired")
+    __slots__ = ("_handlers", "desired", "on_scaled")
 
     def __init__(self, inbox: Inbox, sessions: Sessions, watchers: Watchers) -> None:
         self.desired: dict[str, int] = {}
+        self.on_scaled: Callable[[str, int], object] | None = None
 
         def to_session(effect: Any) -> None:
             sessions.deliver(effect.session, effect)
@@ -53,9 +55,14 @@ class Outbox:
             Receipt: to_session,
             Reply: lambda effect: inbox.resolve(effect.call, effect.answer),
             Results: inbox.push,
-            Scaled: lambda effect: self.desired.update({effect.pool: effect.desired}),
+            Scaled: self._scaled,
             Watching: watchers.begin,
         }
+
+    def _scaled(self, effect: Scaled) -> None:
+        self.desired[effect.pool] = effect.desired
+        if self.on_scaled is not None:
+            self.on_scaled(effect.pool, effect.desired)
 
     def handles(self, kind: type) -> bool:
         """Whether effects of this type can be performed."""
