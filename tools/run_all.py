@@ -79,6 +79,7 @@ PARTS = (
     check("sdk-go builds", "just", "sdk-go"),
     check("sdk-typescript builds", "just", "sdk-typescript"),
     check("sdk-rust builds", "just", "sdk-rust"),
+    tests("bench", "tests/bench"),
     tests("e2e", "tests/e2e"),
 )
 
