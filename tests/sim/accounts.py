@@ -1,0 +1,351 @@
+"""The accounting invariants: what an engine's tables must say after its steps.
+
+Everything is counted anew from the tasks themselves. What costs no more than the running tasks is
+looked at after every step, what costs as much as all live tasks after some of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cronoq_server.engine.effects import Dispatch, Lease
+from cronoq_server.engine.model import PENDING, Now, Status
+from cronoq_server.engine.resources import NANO
+from cronoq_server.engine.rows import STARTED
+from cronoq_server.engine.state import WEIGHT_ONE, State, Task
+from cronoq_server.engine.turns import COST_MIN
+from cronoq_server.engine.urgency import score
+
+if TYPE_CHECKING:
+    from cronoq_server.engine.engine import Engine, Step
+    from tests.sim.oracle import Known
+
+EVERY = 12
+"""All live tasks are counted after every so many steps."""
+
+LOOK_EVERY = 2
+"""The order of starts is judged in every so many steps that start something."""
+
+
+class Bucket:
+    """A token bucket as the promise has it: over any window at most burst + rate × time."""
+
+    def __init__(self, mono: int, rate: int, burst: int) -> None:
+        self.mono = mono
+        self.level = burst * NANO * NANO
+        self.rate = rate
+        self.burst = burst
+
+    def take(self, mono: int, amount: int) -> bool:
+        """Takes whole tokens; whether they were there. Levels are in nano-nano-tokens."""
+        full = self.burst * NANO * NANO
+        self.level = min(full, self.level + (mono - self.mono) * self.rate) - amount * NANO * NANO
+        self.mono = mono
+        return self.level >= 0
+
+    def resize(self, mono: int, rate: int, burst: int) -> None:
+        """From now on other figures count."""
+        self.take(mono, 0)
+        self.rate, self.burst = rate, burst
+        self.level = min(self.level, burst * NANO * NANO)
+
+
+class Shares:
+    """What tenants of one class of one fair pool got while all of them had something waiting."""
+
+    def __init__(self) -> None:
+        self.got: dict[str, int] = {}
+        self.biggest: dict[str, int] = {}
+
+
+class Accounts:
+    """Watches one engine."""
+
+    def __init__(self, engine: Engine, known: Known) -> None:
+        self._engine = engine
+        self._known = known
+        self._steps = 0
+        self._starts = 0
+        self._buckets: dict[str, Bucket] = {}
+        self._shares: dict[tuple[str, int], Shares] = {}
+
+    @property
+    def _state(self) -> State:
+        return self._engine._state
+
+    def _broken(self, promise: str, text: str) -> None:
+        self._known.broken(promise, f"epoch {self._state.settings.epoch}: {text}")
+
+    # --- moments ---------------------------------------------------------------------------------
+
+    def restored(self, step: Step) -> None:
+        """A new leader has rebuilt its tables: they hold exactly what lives in the database."""
+        chronicle, state = self._known.chronicle, self._state
+        for task_id in chronicle.live:
+            if task_id not in state.tasks and task_id not in state.finished:
+                self._broken("an acknowledged call survives", f"{task_id} was not recovered")
+        for task_id in state.tasks:
+            if task_id not in chronicle.live:
+                self._broken("an end stays an end", f"{task_id} lives again after a recovery")
+        for name, stored in chronicle.schedules.items():
+            if name not in state.schedules or state.schedules[name].stored.spec != stored.spec:
+                self._broken("an acknowledged call survives", f"schedule {name} is lost")
+        self._count_all()
+        del step
+
+    def stepped(self, step: Step, now: Now) -> None:
+        """A step was taken."""
+        self._steps += 1
+        started = [
+            (effect.session, lease)
+            for effect in step.effects
+            if type(effect) is Dispatch
+            for lease in effect.leases
+        ]
+        self._check_semaphores(bool(started))
+        if started:
+            self._check_slots(started)
+            self._check_buckets(started, now)
+            self._starts += 1
+            if self._starts % LOOK_EVERY == 0:
+                self._check_order(started, now)
+        self._check_shares(started)
+        if self._steps % EVERY == 0:
+            self._count_all()
+
+    # --- resources -------------------------------------------------------------------------------
+
+    def _check_semaphores(self, has_started: bool) -> None:
+        """Held = what running attempts have; nothing starts beyond the permits."""
+        state = self._state
+        held: dict[str, int] = {}
+        for session in state.sessions.values():
+            for attempt in session.leases.values():
+                for name, amount in attempt.task.spec.resources:
+                    held[name] = held.get(name, 0) + amount
+        for account in state.resources.all():
+            if account.is_bucket:
+                continue
+            out = held.pop(account.name, 0)
+            if account.held != out or account.available != account.capacity - out:
+                self._broken(
+                    "held = running",
+                    f"{account.name}: held {account.held}, available {account.available} of "
+                    f"{account.capacity}, running attempts have {out}",
+                )
+            elif has_started and out > account.capacity:
+                before = getattr(self, "_over", {}).get(account.name, 0)
+                if out > before:
+                    self._broken("limits are never exceeded", f"{account.name}: {out} are out")
+        self._over = {
+            account.name: account.held
+            for account in state.resources.all()
+            if not account.is_bucket and account.held > account.capacity
+        }
+
+    def _check_slots(self, started: list[tuple[int, Lease]]) -> None:
+        state = self._state
+        for number in dict.fromkeys(number for number, _ in started):
+            session = state.sessions[number]
+            if session.busy > session.granted:
+                self._broken(
+                    "slots are never exceeded",
+                    f"session {number}: {session.busy} busy of {session.granted}",
+                )
+        for name, pool in state.pools.items():
+            granted = sum(s.granted for s in state.sessions.values() if s.pool == name)
+            if granted != pool.granted or granted > (pool.settings.max or granted):
+                self._broken("slots granted never exceed a pool's max", f"{name}: {granted}")
+            if pool.paused and any(lease.spec.pool == name for _, lease in started):
+                self._broken("a paused pool starts nothing", name)
+
+    def _check_buckets(self, started: list[tuple[int, Lease]], now: Now) -> None:
+        state = self._state
+        for _, lease in started:
+            for name, amount in lease.spec.resources:
+                rules = state.resources.rules_of(name)
+                if rules is None or rules.permits is not None:
+                    continue
+                bucket = self._buckets.get(name)
+                if bucket is None:
+                    bucket = self._buckets[name] = Bucket(now.mono, rules.rate, rules.burst)
+                elif (bucket.rate, bucket.burst) != (rules.rate, rules.burst):
+                    # The resize came at some time since the last start: the better case counts.
+                    bucket.rate = max(bucket.rate, rules.rate)
+                    bucket.burst = max(bucket.burst, rules.burst)
+                    bucket.resize(now.mono, rules.rate, rules.burst)
+                    bucket.level = rules.burst * NANO * NANO
+                if not bucket.take(now.mono, amount):
+                    self._broken("limits are never exceeded", f"{name}: too fast at {now.mono}")
+                    bucket.level = 0
+
+    # --- order -----------------------------------------------------------------------------------
+
+    def _check_order(self, started: list[tuple[int, Lease]], now: Now) -> None:
+        """Among tasks that ask for the same, the best rank goes first."""
+        state = self._state
+        mono = now.mono
+        worst: dict[tuple[object, ...], tuple[tuple[int, int, int], Task]] = {}
+        for _, lease in started:
+            task = state.tasks.get(lease.task_id)
+            if task is None or task.deadline_at is not None or task.due_at is not None:
+                continue
+            if task.p_via is not None or task.p_real is not None:
+                continue
+            rank = (-score(task, mono), task.since, task.id)
+            key = self._group(task)
+            if key not in worst or rank > worst[key][0]:
+                worst[key] = (rank, task)
+        if not worst:
+            return
+        for task in state.tasks.values():
+            if task.status != Status.READY or task.p_via is not None or task.p_real is not None:
+                continue
+            found = worst.get(self._group(task))
+            if found is not None and (-score(task, mono), task.since, task.id) < found[0]:
+                self._broken(
+                    "first in, first out within equal demand",
+                    f"{found[1].id} started, {task.id} waits since {task.since}",
+                )
+
+    def _group(self, task: Task) -> tuple[object, ...]:
+        spec = task.spec
+        fair = self._state.pools[spec.pool].settings.fair_share
+        return (
+            spec.pool,
+            spec.kind,
+            spec.labels,
+            spec.resources,
+            spec.tenant if fair else "",
+            # Elders go first within their class; between tenants turns decide.
+            spec.priority if spec.resources or fair else 0,
+        )
+
+    def _check_shares(self, started: list[tuple[int, Lease]]) -> None:
+        """While several tenants wait all the time, what they get follows their weights."""
+        state = self._state
+        for name, pool in state.pools.items():
+            if not pool.settings.fair_share:
+                continue
+            for _, lease in started:
+                if lease.spec.pool == name:
+                    self._charge(name, lease)
+            if started or self._shares:
+                self._forget_the_sated(name)
+
+    def _charge(self, pool: str, lease: Lease) -> None:
+        task = self._state.tasks.get(lease.task_id)
+        if task is None:
+            return
+        shares = self._shares.get((pool, lease.spec.priority))
+        tenant = lease.spec.tenant
+        if shares is None or tenant not in shares.got:
+            return
+        weights = dict(self._state.pools[pool].settings.tenant_weights)
+        weight = max(1, round(weights.get(tenant, 1.0) * WEIGHT_ONE))
+        cost = max(COST_MIN, task.expected) * WEIGHT_ONE // weight
+        shares.got[tenant] += cost
+        shares.biggest[tenant] = max(shares.biggest[tenant], cost)
+        for other, got in shares.got.items():
+            bound = 2 * (shares.biggest[tenant] + shares.biggest[other])
+            if shares.got[tenant] - got > bound:
+                self._broken(
+                    "fair shares",
+                    f"{pool} class {lease.spec.priority}: {tenant!r} is {shares.got[tenant] - got}"
+                    f" ns ahead of {other!r}, the bound is {bound}",
+                )
+
+    def _forget_the_sated(self, pool: str) -> None:
+        """Only tenants that wait without a break are compared."""
+        waiting: dict[tuple[str, int], dict[str, int]] = {}
+        for task in self._state.tasks.values():
+            spec = task.spec
+            if task.status == Status.READY and spec.pool == pool:
+                mine = waiting.setdefault((pool, spec.priority), {})
+                weights = dict(self._state.pools[pool].settings.tenant_weights)
+                weight = max(1, round(weights.get(spec.tenant, 1.0) * WEIGHT_ONE))
+                cost = max(COST_MIN, task.expected) * WEIGHT_ONE // weight
+                mine[spec.tenant] = max(mine.get(spec.tenant, 0), cost)
+        for name in [name for name in self._shares if name[0] == pool]:
+            if self._shares[name].got.keys() != waiting.get(name, {}).keys():
+                del self._shares[name]
+        for name, tenants in waiting.items():
+            shares = self._shares.get(name)
+            if shares is None:
+                shares = self._shares[name] = Shares()
+                shares.got = dict.fromkeys(tenants, 0)
+                shares.biggest = dict(tenants)
+            for tenant, cost in tenants.items():
+                shares.biggest[tenant] = max(shares.biggest[tenant], cost)
+
+    # --- counts ----------------------------------------------------------------------------------
+
+    def _count_all(self) -> None:
+        state = self._state
+        counts: dict[tuple[str, int], int] = {}
+        lined: dict[tuple[str, int], int] = {}
+        booked: dict[str, int] = {}
+        pins: dict[int, int] = {}
+        for task in state.tasks.values():
+            name = (task.spec.pool, task.status)
+            counts[name] = counts.get(name, 0) + 1
+            if task.status == Status.READY:
+                place = (task.spec.pool, task.priority)
+                lined[place] = lined.get(place, 0) + 1
+            if (task.p_at == STARTED) != (task.status == Status.RUNNING):
+                self._broken("counts are equal", f"{task.id} is {task.status}, at {task.p_at}")
+            if (task.lease != 0) != (task.status == Status.RUNNING):
+                self._broken("counts are equal", f"{task.id} is {task.status}, {task.lease}")
+            if task.booked is not None:
+                booked[task.spec.pool] = booked.get(task.spec.pool, 0) + 1
+            for parent in state.parents.get(task.id, ()):
+                pins[parent] = pins.get(parent, 0) + 1
+            if task.status == Status.BLOCKED and not task.unmet:
+                self._broken("counts are equal", f"{task.id} is blocked by nothing")
+        for name, pool in state.pools.items():
+            for status in (*PENDING, Status.RUNNING):
+                if pool.counts[status] != counts.get((name, status), 0):
+                    self._broken(
+                        "counts are equal",
+                        f"{name}: {pool.counts[status]} said to be {status.name}, "
+                        f"{counts.get((name, status), 0)} are",
+                    )
+            if pool.pending != sum(counts.get((name, status), 0) for status in PENDING):
+                self._broken("counts are equal", f"{name}: pending {pool.pending}")
+            if state.placement.count(name) != tuple(lined.get((name, p), 0) for p in (1, 2, 3, 4)):
+                self._broken("counts are equal", f"{name}: {state.placement.count(name)} in line")
+            if pool.bookings.total != booked.get(name, 0):
+                self._broken("nothing booked leaks", f"{name}: {pool.bookings.total} booked")
+        if state.pinned != pins:
+            self._broken("nothing pinned leaks", f"{state.pinned} instead of {pins}")
+        parked = [call for pool in state.pools.values() for call in pool.parked]
+        if not state.parked.keys() <= set(parked):
+            self._broken("no parked caller is lost", f"{list(state.parked)} in {parked}")
+
+    def at_rest(self) -> None:
+        """Everything has ended and nobody waits: whatever is left anywhere has leaked."""
+        state = self._state
+        self._count_all()
+        self._check_semaphores(False)
+        left = {
+            "tasks": len(state.tasks),
+            "pending": state.pending,
+            "children": len(state.children),
+            "parents": len(state.parents),
+            "pinned": len(state.pinned),
+            "awaited": len(state.awaited),
+            "waits": len(state.waits),
+            "waiters": len(state.waiters),
+            "parked": len(state.parked),
+            "occurrences": len(state.occurrences),
+            "leases": sum(len(s.leases) for s in state.sessions.values()),
+            "booked": sum(pool.bookings.total for pool in state.pools.values()),
+            "stretches": sum(len(pool.bookings._times) for pool in state.pools.values()),
+            "holds": sum(state.placement.held(name) for name in state.pools),
+            "permits": sum(a.held for a in state.resources.all() if not a.is_bucket),
+            "lease clocks": sum(x._head is not None for x in state.lease_lists.values()),
+            "timeouts": sum(x._head is not None for x in state.timeout_lists.values()),
+        }
+        for what, count in left.items():
+            if count:
+                self._broken("nothing leaks", f"{count} {what} are left")

@@ -1,0 +1,412 @@
+"""A worker as every SDK writes one, in miniature: slots, heartbeats, receipts, resume.
+
+Protocol 4 keeps each report until its receipt and comes back with its session's token; protocol 3
+knows neither. What a handler does is drawn when it begins; when it ends is arranged at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cronoq_server.engine.effects import (
+    CancelAttempt,
+    Dispatch,
+    Dropped,
+    Joined,
+    Lease,
+    NotJoined,
+    Receipt,
+)
+from cronoq_server.engine.events import (
+    CancelledByWorker,
+    Completed,
+    Failed,
+    HeartbeatsRead,
+    Nacked,
+    Report,
+    Resume,
+    WorkerJoined,
+)
+from cronoq_server.engine.model import MILLISECOND, SECOND, Duration, Pairs, Progress
+from cronoq_server.runtime.refusals import Refused
+from cronoq_server.runtime.sessions import Outbound, Session, ShutdownNotice
+from tests.sim.clockwork import Entry
+
+if TYPE_CHECKING:
+    from tests.sim.world import Process, World
+
+
+class Handler:
+    """One attempt that runs, or ran and was not yet reported."""
+
+    __slots__ = ("aborted", "end", "lease")
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self.end: Entry | None = None
+        self.aborted = False
+
+
+class Temper:
+    """How the handlers of a worker behave; of a hundred.
+
+    Attributes:
+        fails: How many fail and may be tried again.
+        breaks: How many fail for good.
+        refuses: How many are given back unrun.
+        cancels: How many cancel themselves.
+        slow: How many take long.
+        longest: What long is.
+    """
+
+    def __init__(self, fails: int, breaks: int, refuses: int, cancels: int, slow: int) -> None:
+        self.fails = fails
+        self.breaks = breaks
+        self.refuses = refuses
+        self.cancels = cancels
+        self.slow = slow
+        self.longest: Duration = 20 * SECOND
+
+
+class Worker:
+    """One worker process, from its start to its death."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        pool: str,
+        slots: int,
+        labels: Pairs,
+        kinds: tuple[str, ...],
+        protocol: int,
+        temper: Temper,
+    ) -> None:
+        self.world = world
+        self.name = name
+        self.pool = pool
+        self.slots = slots
+        self.labels = labels
+        self.kinds = kinds
+        self.protocol = protocol
+        self.temper = temper
+        self.is_dead = False
+        self.frozen_until = 0
+        self._process: Process | None = None
+        self._session: Session | None = None
+        self._granted = 0
+        self._ttl: Duration = 0
+        self._token = b""
+        self._running: dict[int, Handler] = {}
+        self._unheard: dict[int, list[Report]] = {}
+        self._reports = 0
+        self._beats = 0
+        self._last_lease = 0
+        self._last_heard = 0
+        self._beat: Entry | None = None
+        self._broken: asyncio.Future[bool] | None = None
+        self._unwritten: tuple[int, ...] = ()
+        self.task = world.spawn(self._live())
+
+    # --- the stream ------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        world = self.world
+        while not self.is_dead:
+            process = await world.leading()
+            await self._thaw(process)
+            if process.driver is None or self.is_dead:
+                continue
+            try:
+                session = process.driver.sessions.open(self._registration)
+            except Refused:
+                await world.sleep(int(SECOND * world.chance.random()))
+                continue
+            await self._serve(process, session)
+            await world.sleep(int(world.chance.random() * 600 * MILLISECOND))
+
+    async def _thaw(self, process: Process) -> None:
+        until = max(process.machine.frozen_until, self.frozen_until)
+        if until > self.world.timeline.now:
+            await self.world.sleep(until - self.world.timeline.now)
+
+    def _registration(self, number: int, _token: bytes) -> WorkerJoined:
+        resume = None
+        if self._token and self.protocol >= 4:
+            named = {lease: None for lease in self._running}
+            for reports in self._unheard.values():
+                named.update((report.lease, None) for report in reports)
+            resume = Resume(self._token, tuple(named))
+        return WorkerJoined(
+            number,
+            self.pool,
+            self.slots,
+            self.name,
+            self.labels,
+            self.kinds,
+            self.protocol,
+            "worker",
+            f"{self.name}/{self.world.disk.epoch}/{number}".encode(),
+            resume=resume,
+        )
+
+    async def _serve(self, process: Process, session: Session) -> None:
+        """Reads what the server sends until the stream breaks, then tells the server, if it can."""
+        world = self.world
+        self._process, self._session = process, session
+        self._broken = broken = world.loop.create_future()
+        process.links[self] = lambda: self.break_stream(False)
+        reading = world.spawn(self._read(session))
+        await broken
+        process.links.pop(self, None)
+        reading.cancel()
+        self._session = self._process = None
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+        if self.protocol < 4 or self.is_dead:
+            self._stop_all()
+        else:
+            left = self._last_heard + self._ttl - world.timeline.now
+            world.timeline.after(max(0, left), lambda: self._give_up(session))
+
+    def break_stream(self, clean: bool) -> None:
+        """The stream ends; `clean`: the worker closed it in order."""
+        if self._broken is None or self._broken.done():
+            return
+        session, process = self._session, self._process
+        self._broken.set_result(clean)
+        if session is not None and process is not None and process.driver is not None:
+            until = process.machine.frozen_until
+            # How long it takes the server to see it.
+            delay = 0 if clean else int(self.world.chance.random() * 300 * MILLISECOND)
+            unsent, self._unwritten = self._unwritten, ()
+            self.world.timeline.at(
+                max(until, self.world.timeline.now + delay),
+                lambda: session.lost(clean, unsent),
+            )
+
+    def _give_up(self, session: Session) -> None:
+        """One TTL after the last sign of the server, handlers stop; unless it is back."""
+        if self._session is None or self._session is session:
+            self._stop_all()
+
+    def _stop_all(self) -> None:
+        for handler in self._running.values():
+            if handler.end is not None:
+                handler.end.cancel()
+        self._running.clear()
+        self._unheard.clear()
+
+    def die(self) -> None:
+        """The worker process is gone."""
+        self.is_dead = True
+        self.break_stream(False)
+        self._stop_all()
+        self.task.cancel()
+
+    def leave(self) -> None:
+        """The worker closes its stream in order and ends."""
+        self.is_dead = True
+        self.break_stream(self.protocol >= 4)
+        self._stop_all()
+
+    def freeze(self, duration: Duration) -> None:
+        """The worker hangs: it neither beats nor reports nor reads."""
+        self.frozen_until = self.world.timeline.now + duration
+
+    def set_slots(self, slots: int) -> None:
+        """The worker offers other slots."""
+        self.slots = slots
+        self._send(lambda session: session.set_slots(slots))
+
+    def _send(self, say: Callable[[Session], object]) -> None:
+        """Says something on the stream, if it stands; what is frozen hears and speaks later."""
+        session, process = self._session, self._process
+        if session is None or process is None:
+            return
+        until = max(process.machine.frozen_until, self.frozen_until)
+        if until > self.world.timeline.now:
+            self.world.timeline.at(until, lambda: self._say_later(session, say))
+        else:
+            say(session)
+
+    def _say_later(self, session: Session, say: Callable[[Session], object]) -> None:
+        if self._session is session:
+            self._send(say)
+
+    # --- what the server says --------------------------------------------------------------------
+
+    async def _read(self, session: Session) -> None:
+        while True:
+            for effect in await session.outbound():
+                until = self.frozen_until
+                if until > self.world.timeline.now:
+                    await self.world.sleep(until - self.world.timeline.now)
+                if not self._hear(session, effect):
+                    self.break_stream(False)
+                    return
+
+    def _hear(self, session: Session, effect: Outbound) -> bool:
+        """Takes one message; false = it was the last."""
+        if isinstance(effect, Dispatch):
+            if self.world.chance.randrange(1000) < self.world.lossy:
+                # The stream breaks under these leases; maybe the server knows what did not go out.
+                if self.world.chance.random() < 0.5:
+                    self._unwritten = tuple(lease.lease for lease in effect.leases)
+                self.world.count("leases lost on their way")
+                return False
+            for lease in effect.leases:
+                self._receive(lease)
+        elif isinstance(effect, Receipt):
+            self._last_heard = self.world.timeline.now
+            for number in [n for n in self._unheard if n <= effect.reports]:
+                del self._unheard[number]
+        elif isinstance(effect, CancelAttempt):
+            for lease_id, _ in effect.aborts:
+                self._abort(lease_id)
+        elif isinstance(effect, Joined):
+            self._joined(session, effect)
+        elif isinstance(effect, NotJoined | Dropped):
+            return False
+        elif isinstance(effect, ShutdownNotice):
+            return not effect.not_leader
+        return True
+
+    def _joined(self, session: Session, joined: Joined) -> None:
+        self._granted = max(joined.slots, 0)
+        self._ttl = joined.lease_ttl
+        self._token = joined.token
+        self._last_heard = self.world.timeline.now
+        adopted = dict.fromkeys(joined.adopted)
+        for lease in [lease for lease in self._running if lease not in adopted]:
+            self._stop(lease)
+        waiting, self._unheard = self._unheard, {}
+        for number, reports in waiting.items():
+            kept = [report for report in reports if report.lease in adopted]
+            if kept and number > joined.reports_seen:
+                self._unheard[number] = kept
+                self._send(lambda s, n=number, r=kept: s.reported(n, list(r)))  # type: ignore[misc]
+        self._reports = max(self._reports, joined.reports_seen)
+        self._arm_beat(session)
+
+    def _stop(self, lease: int) -> None:
+        """A handler that nobody wants any more ends."""
+        handler = self._running.pop(lease)
+        if handler.end is not None:
+            handler.end.cancel()
+
+    # --- leases ----------------------------------------------------------------------------------
+
+    def _receive(self, lease: Lease) -> None:
+        world = self.world
+        promises = world.oracle.handlers
+        promises.given(self.name, lease)
+        if self.protocol >= 4 and lease.lease <= self._last_lease:
+            epoch = lease.lease >> 40
+            if epoch == self._last_lease >> 40:
+                world.known.broken("leases rise", f"{lease.lease} after {self._last_lease}")
+        self._last_lease = lease.lease
+        if self.kinds and lease.spec.kind not in self.kinds:
+            world.known.broken("workers get what they serve", f"{self.name}: {lease.spec.kind}")
+        if not set(lease.spec.labels) <= set(self.labels):
+            world.known.broken("workers get what they serve", f"{self.name}: {lease.spec.labels}")
+        busy = len(self._running)
+        if busy >= max(self._granted, self.slots):
+            world.known.broken(
+                "slots are never exceeded", f"{self.name}: {busy} of {self._granted} and one more"
+            )
+        self._run(lease)
+
+    def _run(self, lease: Lease) -> None:
+        world, temper = self.world, self.temper
+        handler = Handler(lease)
+        self._running[lease.lease] = handler
+        draw = world.chance.randrange(100)
+        if draw < temper.refuses:
+            self._end(handler, Nacked(lease.lease, "not now"))
+            return
+        world.oracle.handlers.ran(self.name, lease)
+        length = int(world.chance.random() * SECOND)
+        if world.chance.randrange(100) < temper.slow:
+            length = int(world.chance.random() * temper.longest)
+        report = self._outcome(lease, draw - temper.refuses)
+        handler.end = world.timeline.after(length, lambda: self._end(handler, report))
+        self._arm_beat(self._session)
+
+    def _outcome(self, lease: Lease, draw: int) -> Report:
+        temper = self.temper
+        if draw < temper.fails:
+            after = None if draw % 2 else int(self.world.chance.random() * 3 * SECOND)
+            return Failed(lease.lease, "broken", retry_after=after)
+        draw -= temper.fails
+        if draw < temper.breaks:
+            return Failed(lease.lease, "hopeless", permanent=True)
+        if draw < temper.breaks + temper.cancels:
+            return CancelledByWorker(lease.lease)
+        return Completed(lease.lease, f"{lease.task_id}/{lease.attempt}".encode(), "text/plain")
+
+    def _end(self, handler: Handler, report: Report) -> None:
+        """A handler has ended; its report goes out, or waits until somebody listens."""
+        until = self.frozen_until
+        if until > self.world.timeline.now:
+            handler.end = self.world.timeline.at(until, lambda: self._end(handler, report))
+            return
+        lease, known = handler.lease, self.world.known
+        if self._running.pop(lease.lease, None) is None:
+            return
+        if handler.aborted:
+            report = CancelledByWorker(lease.lease)
+        elif isinstance(report, Completed):
+            known.succeeded[lease.task_id, lease.attempt] = None
+        elif isinstance(report, CancelledByWorker):
+            known.cancelled[lease.task_id] = None
+        elif isinstance(report, Failed) and report.permanent:
+            known.failed_for_good[lease.task_id] = None
+        number = 0
+        if self.protocol >= 4:
+            self._reports += 1
+            number = self._reports
+            self._unheard[number] = [report]
+        self._send(lambda session: session.reported(number, [report]))
+
+    def _abort(self, lease: int) -> None:
+        """The server wants a handler to stop; it takes its time."""
+        handler = self._running.get(lease)
+        if handler is None or handler.aborted:
+            return
+        handler.aborted = True
+        if handler.end is not None:
+            handler.end.cancel()
+        if self.protocol < 4:
+            del self._running[lease]
+            return
+        delay = int(self.world.chance.random() * 2 * SECOND)
+        report = CancelledByWorker(lease)
+        handler.end = self.world.timeline.after(delay, lambda: self._end(handler, report))
+
+    # --- heartbeats ------------------------------------------------------------------------------
+
+    def _arm_beat(self, session: Session | None) -> None:
+        if self._beat is None and session is not None and (self._running or self._unheard):
+            self._beat = self.world.timeline.after(self._ttl // 3, lambda: self._say_beat(session))
+
+    def _say_beat(self, session: Session) -> None:
+        self._beat = None
+        if self._session is not session:
+            return
+        if self.frozen_until > self.world.timeline.now:
+            self._beat = self.world.timeline.at(self.frozen_until, lambda: self._say_beat(session))
+            return
+        named = list(self._running)
+        progress: tuple[tuple[int, Progress], ...] = ()
+        if named and self.world.chance.random() < 0.3:
+            progress = ((named[0], Progress(b"on", 0.5)),)
+        self._beats += 1
+        number, last = (self._beats, self._last_lease) if self.protocol >= 4 else (0, 0)
+        self._send(
+            lambda s: s.beat(HeartbeatsRead(s.number, named, progress, number, last))
+        )
+        self._arm_beat(session)
