@@ -132,8 +132,6 @@ class Turns:
         if not len(seat.line):
             self._unseat(seat)
             self._retire(seat)
-        elif task.p_real is not None:
-            self._mark(seat)
 
     def first(self, open_bits: int, now: int) -> Waiting | None:
         """Returns the best task of the tenant whose turn it is among those that may run."""
