@@ -38,7 +38,9 @@ async def answered(edge: Edge, task_id: int) -> task_pb2.TaskInfo:
         try:
             info: task_pb2.TaskInfo = await edge.tasks.Get(request, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            # The transport cancels a call that it had taken when its listener closed, but not
+            # handed on yet; clients read that like UNAVAILABLE.
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                 raise
         else:
             return info

@@ -33,6 +33,9 @@ SEND_MARGIN = MIB
 PING_INTERVAL_MIN_MS = 5000
 HANDSHAKE_TIMEOUT_MS = 10_000
 STANDBY_AGE_MS = 1000
+STEP_DOWN_GRACE_S = 0.5
+"""How long calls that a listener is answering may take once another one has taken over."""
+
 STANDBY_GRACE_MS = 100
 SERVICES = ("cronoq.v1.Tasks", "cronoq.v1.Workers", "cronoq.v1.Admin")
 
@@ -145,7 +148,8 @@ class Listener:
             extra={"action": "listener_changed", "address": str(self.address)},
         )
         if old is not None:
-            await old.stop(0)
+            # Calls under way are being refused with a reason; cut off, they would see none.
+            await old.stop(STEP_DOWN_GRACE_S)
 
     def _build(self, *, leading: bool) -> grpc.aio.Server:
         server = grpc.aio.server(options=self._options(leading=leading))
