@@ -167,7 +167,7 @@ def unsent(draft: Draft, event: Unsent) -> None:
     for lease in event.leases:
         attempt = session.leases.get(lease)
         if attempt is not None:
-            give_back(draft, session, attempt, None)
+            give_back(draft, session, attempt)
 
 
 def reported(draft: Draft, event: AttemptsReported) -> None:
@@ -282,21 +282,15 @@ def _nacked(draft: Draft, session: Session, attempt: Attempt, report: Nacked) ->
         message = f"refused {task.nacks} times: {report.reason}"
         fail_retryable(draft, session, attempt, Outcome.REFUSED_TOO_OFTEN, message)
         return
-    give_back(draft, session, attempt, session.number)
     policy = effective_retry(task.spec.retry, draft.state.pools[task.spec.pool].retry)
+    task.refused_by = session.number
     task.forgive_at = draft.now.mono + policy.initial_backoff
+    give_back(draft, session, attempt)
     draft.state.mono_timers.arm(task.forgive_at, TimerKind.FORGIVE, task)
 
 
-def give_back(draft: Draft, session: Session, attempt: Attempt, avoid: int | None) -> None:
-    """An attempt that never ran: its task takes its old place, with the same attempt number.
-
-    Args:
-        draft: The step.
-        session: Who held it.
-        attempt: What never ran.
-        avoid: The session to be passed over for a while, if it refused.
-    """
+def give_back(draft: Draft, session: Session, attempt: Attempt) -> None:
+    """An attempt that never ran: its task takes its old place, with the same attempt number."""
     task = attempt.task
     _end(draft, session, attempt)
     task.same_attempt = True
@@ -305,7 +299,8 @@ def give_back(draft: Draft, session: Session, attempt: Attempt, avoid: int | Non
     latest = None
     if deadline is not None:
         latest = deadline - task.expected + draft.now.mono - draft.now.wall
-    draft.state.placement.push_back(task, draft.now.mono, latest, task.expected, avoid)
+    mono = draft.now.mono
+    draft.state.placement.push_back(task, mono, latest, task.expected, task.avoids(mono))
 
 
 def _end(draft: Draft, session: Session, attempt: Attempt) -> None:
@@ -386,7 +381,7 @@ def _find_lost(draft: Draft, session: Session, event: HeartbeatsRead) -> None:
     named = set(event.leases)
     last = event.last_lease
     for lease in [x for x in session.leases if x <= last and x not in named]:
-        give_back(draft, session, session.leases[lease], None)
+        give_back(draft, session, session.leases[lease])
     for lease in [x for x in session.stuck if x <= last and x not in named]:
         del session.stuck[lease]
         draft.touched[session.number] = session

@@ -84,7 +84,8 @@ def clock_moved(state: State, now: Now) -> None:
         if deadline is not None and task.status == Status.READY:
             state.placement.withdraw(task)
             latest = deadline - task.expected + to_mono
-            state.placement.push_back(task, now.mono, latest, task.expected)
+            avoid = task.avoids(now.mono)
+            state.placement.push_back(task, now.mono, latest, task.expected, avoid)
 
 
 def _line_order(task: Task) -> tuple[int, int]:
@@ -122,7 +123,7 @@ def wake(draft: Draft) -> None:
             )
             message = f"no task with key {missing!r} was submitted in time"
             finish(draft, owner, Cause.PARENT_IMPOSSIBLE, message)
-        else:
+        elif owner.status == Status.READY:
             state.placement.forgive(owner)
 
 

@@ -30,6 +30,7 @@ from cronoq_server.engine.gates import Demand
 from cronoq_server.engine.index import IdIndex, Postings
 from cronoq_server.engine.model import (
     DEFAULT_RETRY,
+    FIRST_TERMINAL,
     EngineSettings,
     Instant,
     Overflow,
@@ -80,7 +81,8 @@ class Task(Waiting, gc=False, eq=False, kw_only=True):
         session: The session that holds the lease.
         same_attempt: Its next start goes on with the attempt number it has.
         nacks: How often this attempt was refused.
-        forgive_at: Mono instant up to which the session that refused it last is passed over.
+        refused_by: The session that refused it last.
+        forgive_at: Mono instant up to which that session is passed over.
         unmet: Edges that do not hold yet.
         awaiting: How many of them name a key that nobody has submitted yet.
         progress: The last progress a heartbeat brought.
@@ -108,6 +110,7 @@ class Task(Waiting, gc=False, eq=False, kw_only=True):
     session: int = 0
     same_attempt: bool = False
     nacks: int = 0
+    refused_by: int = 0
     forgive_at: Instant = 0
     unmet: int = 0
     awaiting: int = 0
@@ -117,6 +120,10 @@ class Task(Waiting, gc=False, eq=False, kw_only=True):
     schedule: str = ""
     booked: tuple[Instant, Instant] | None = None
     held: bool = False
+
+    def avoids(self, mono: Instant) -> int | None:
+        """The session that is passed over at this mono instant, since it refused the task."""
+        return self.refused_by if self.forgive_at > mono else None
 
 
 class Attempt(Node, gc=False, eq=False, kw_only=True):
@@ -568,7 +575,7 @@ class State:
             return owner.status == Status.RETRYING and owner.backoff_until == at
         if kind == TimerKind.AWAIT:
             return owner.status == Status.BLOCKED and owner.awaiting > 0
-        return owner.status == Status.READY and owner.forgive_at == at
+        return owner.status < FIRST_TERMINAL and owner.forgive_at == at
 
     def close(self) -> None:
         """Cuts every link, so that untracked records are freed."""

@@ -90,7 +90,7 @@ def _resume(draft: Draft, session: Session, event: WorkerJoined) -> tuple[int, .
     for lease in list(old.leases):
         attempt = old.leases[lease]
         if lease not in named:
-            give_back(draft, old, attempt, None)
+            give_back(draft, old, attempt)
             continue
         del old.leases[lease]
         session.leases[lease] = attempt
