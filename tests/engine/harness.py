@@ -8,6 +8,7 @@ from exactly what was committed, so that any test can ask what a failover would 
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterable
 from typing import Any
@@ -109,6 +110,7 @@ class World:
         aborts: What each session was told to stop.
         joined: The answer to each registration.
         published: Status events, in order.
+        scaled: The last number of slots each pool was said to want.
         releases: Whether the engine is told at once that its effects are out.
     """
 
@@ -134,6 +136,7 @@ class World:
         self.dropped: list[int] = []
         self.published: list[effects.StatusEvent] = []
         self.watching: dict[int, effects.Watching] = {}
+        self.scaled: dict[str, int] = {}
         self.releases = True
         self.checks = checks
         self._chance = chance or Highest()
@@ -208,6 +211,8 @@ class World:
                 self.published += published
             case effects.Watching():
                 self.watching[effect.call] = effect
+            case effects.Scaled(pool, desired):
+                self.scaled[pool] = desired
 
     def _handed_out(self, session: int, lease: effects.Lease) -> None:
         assert lease.lease not in self.leases, "a lease is offered once"
@@ -507,8 +512,27 @@ class World:
         """The leader dies; after `gap` a new one, in a new process, leads from what was committed.
 
         Sessions, calls and clocks of the old process are gone with it.
+
+        Args:
+            gap: How long nobody leads, nanoseconds.
+            changed: Settings that differ from now on.
         """
         self.engine.close()
+        return self._lead_anew(gap, changed)
+
+    def heir(self, gap: int = 0) -> World:
+        """The world as it would be if the leader died now; this one goes on."""
+        other = copy.copy(self)
+        other.ledger = self.ledger.copy()
+        other.taken, other.published, other.dropped = [], [], []
+        for name in ("replies", "results", "aborts", "receipts", "watching"):
+            setattr(other, name, {})
+        other.out, other.leases, other.joined = {}, {}, {}
+        other._highest, other._sent = dict(self._highest), {}
+        other._lead_anew(gap, {})
+        return other
+
+    def _lead_anew(self, gap: int, changed: dict[str, Any]) -> Step:
         self.wall += gap
         self.mono = 7 * SECOND
         self.settings = msgspec.structs.replace(

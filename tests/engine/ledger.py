@@ -6,6 +6,7 @@ back at any time what a new leader would recover. It has no clock, no IO and no 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 
 from cronoq_server.engine.model import FIRST_TERMINAL, Instant, Status, TaskRef
@@ -54,6 +55,14 @@ class Ledger:
         self.schedules: dict[str, StoredSchedule] = {}
         self.paused: dict[str, None] = {}
         self.resized: dict[str, ResourceResized] = {}
+
+    def copy(self) -> Ledger:
+        """The same content, going its own way from here."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, dict):
+                setattr(other, name, dict(value))
+        return other
 
     def commit(self, mutations: Iterable[Mutation]) -> None:
         """Writes one step as a batch of its own; an empty one is no batch."""

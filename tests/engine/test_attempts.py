@@ -562,6 +562,25 @@ def test_last_session_that_refused_is_passed_over_for_its_whole_time() -> None:
     assert world.lease(second).task_id == task
 
 
+def test_session_that_refused_is_passed_over_when_the_next_lease_is_lost() -> None:
+    """EN-51: another session's lost lease is no reason to ask it again."""
+    world, first, task = running(retry=RetryPolicy(initial_backoff=5 * SECOND))
+    world.nack(first)
+    second = world.join()
+    lost = world.lease(second).lease
+    world.leap(SECOND)
+    world.beat(second, last=lost)
+    assert world.lease_of(task).lease > lost
+    assert task in {lease.task_id for lease in world.out[second].values()}
+    assert not world.out[first]
+    world.jump_wall(3600 * SECOND)
+    world.lose(second, clean=False)
+    world.step(Unsent(second, tuple(world.out[second])))
+    assert world.status(task) == Status.READY
+    world.advance(4 * SECOND)
+    assert world.lease(first).task_id == task
+
+
 def test_refused_task_may_be_cancelled() -> None:
     """EN-50: while it waits for another session it is a ready task like any other."""
     world, session, task = running()

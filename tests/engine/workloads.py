@@ -79,7 +79,7 @@ class Workload:
 
     Attributes:
         world: The engine it happens to.
-        crashes: Whether leaders die now and then.
+        crashes: Whether leaders die, and wall clocks are set, now and then.
     """
 
     def __init__(self, seed: int, crashes: bool = True, checks: bool = True) -> None:
@@ -92,7 +92,7 @@ class Workload:
             key_retention=30 * SECOND,
             finished_max=25,
             max_pending_total=24,
-            store_remembers=self.random.random() < 0.7,
+            store_remembers=self.random.random() < 0.7 or not crashes,
         )
         self.crashes = crashes
         self.watches = 0
@@ -140,7 +140,7 @@ class Workload:
         hop = rng.choice((0, 0, 1, MILLISECOND, SECOND // 2, SECOND, 3 * SECOND, 20 * SECOND))
         world.mono += hop
         world.wall += hop
-        if rng.random() < 0.02:
+        if self.crashes and rng.random() < 0.02:
             world.wall += rng.choice((-10, -1, 5, 60)) * SECOND
 
     def _crash(self) -> None:
