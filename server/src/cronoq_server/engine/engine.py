@@ -206,9 +206,11 @@ class Engine:
         for timeouts in state.timeout_lists.values():
             mono = min(mono, timeouts.next())
         mono = min(mono, capacity.next_sample(state))
-        for change in state.placement.next_change():
-            if change is not None:
-                mono = min(mono, change)
+        if state.dispatching and not state.resting:
+            # Else nothing could be started then, and asking for it again and again would never end.
+            for change in state.placement.next_change():
+                if change is not None:
+                    mono = min(mono, change)
         return Now(state.wall_timers.next(), mono)
 
 

@@ -1,0 +1,22 @@
+"""Faults that the simulator found, each as the shortest way to see it."""
+
+from __future__ import annotations
+
+import pytest
+
+from cronoq_server.engine.events import DispatchRested, DispatchStopped, Event
+from cronoq_server.engine.model import SECOND, ResourceSettings
+from tests.engine.harness import World, spec
+
+
+@pytest.mark.parametrize("event", [DispatchRested(True), DispatchStopped()])
+def test_nothing_wakes_an_engine_that_may_start_nothing(event: Event) -> None:
+    """While dispatch rests, a refilled bucket is no reason to step again and again."""
+    world = World(resources=(ResourceSettings("api", "token_bucket", rate=1.0, burst=1),))
+    world.join(2)
+    world.add(spec(resources=(("api", 1),)))
+    world.add(spec(resources=(("api", 1),)))
+    world.step(event)
+    world.leap(5 * SECOND)
+
+    assert world.wake_at.mono > world.mono
