@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import e2e, engine
+from tests.bench import e2e, engine, placement
 
-BENCHES = {"e2e": e2e.main, "engine": engine.main}
+BENCHES = {"e2e": e2e.main, "engine": engine.main, "placement": placement.main}
 
 
 def main() -> int:

@@ -1,24 +1,25 @@
 """What one start costs in placement, by how many tasks wait and what they ask for.
 
-Run with `python tests/bench/placement.py [--sizes 1000,10000] [--mixes plain,tenants] [--json]`.
 Each step ends up to 100 attempts, pushes as many tasks as the step before started, and starts what
-can start; the figure is microseconds per start, with push, accounts and slots, the best of several
-rounds. In parentheses the slowest step in milliseconds.
+can start. The cost is processor time per start, with push, accounts and slots, in the best of
+several rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cronoq_server.engine.gates import Demand
 from cronoq_server.engine.placement import Placement, PoolRules, Waiting
 from cronoq_server.engine.resources import ResourceRules, Resources
+from tests.bench.environment import describe, print_result
 
 SECOND = 10**9
 STEP = 100
@@ -85,7 +86,7 @@ MIXES: dict[str, Callable[[], Mix]] = {
         tenants=500,
         deadlines=0.3,
     ),
-    "everything, saturated": lambda: Mix(
+    "everything-saturated": lambda: Mix(
         fair=True,
         resources=_semaphores(8, 10),
         profiles=_label_profiles(20, 200),
@@ -94,16 +95,16 @@ MIXES: dict[str, Callable[[], Mix]] = {
         tenants=500,
         deadlines=0.3,
     ),
-    "unserved labels": lambda: Mix(is_stuck=True),
-    "one semaphore": lambda: Mix(resources=_semaphores(1, 50), needs=_maybe_one(1, 0.99)),
-    "large first": lambda: Mix(
+    "unserved-labels": lambda: Mix(is_stuck=True),
+    "one-semaphore": lambda: Mix(resources=_semaphores(1, 50), needs=_maybe_one(1, 0.99)),
+    "large-first": lambda: Mix(
         resources=_semaphores(1, 10), needs=lambda chance: (("s0", chance.randint(1, 10)),)
     ),
     "kinds": lambda: Mix(
         profiles=[((), ()), ((), tuple(f"k{at}" for at in range(50)))],
         kind=lambda chance: f"k{chance.randrange(100_000)}",
     ),
-    "per customer": lambda: Mix(
+    "per-customer": lambda: Mix(
         resources=[ResourceRules("c", 1, per_value=True)],
         needs=lambda chance: ((f"c:{int(chance.paretovariate(0.5)) % 20_000}", 1),),
     ),
@@ -194,7 +195,7 @@ class Bench:
         return tasks
 
 
-def measure(mix: Mix, waiting: int, rounds: int = 5, steps: int = 30) -> tuple[float, float]:
+def measure_mix(mix: Mix, waiting: int, rounds: int, steps: int) -> tuple[float, float]:
     """Returns microseconds per start (best round) and the slowest step in milliseconds."""
     bench = Bench(mix, waiting)
     for _ in range(10):
@@ -216,24 +217,44 @@ def measure(mix: Mix, waiting: int, rounds: int = 5, steps: int = 30) -> tuple[f
     return best, slowest * 1e3
 
 
-def main() -> None:
-    """Prints the cost table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", default="1000,10000,100000,1000000")
-    parser.add_argument("--mixes", default=",".join(MIXES).replace("everything,", "everything,"))
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    sizes = [int(size) for size in options.sizes.split(",")]
-    names = [name for name in MIXES if name in options.mixes]
-    table = {}
+def measure(names: Sequence[str], sizes: Sequence[int], rounds: int, steps: int) -> dict[str, Any]:
+    """Returns a result with a row per mix and number of waiting tasks."""
+    result = describe("placement")
+    result["rows"] = []
     for name in names:
-        table[name] = {size: measure(MIXES[name](), size) for size in sizes}
-        if not options.json:
-            cells = (f"{us:8.1f} ({ms:6.1f})" for us, ms in table[name].values())
-            print(f"{name:24}", *cells, flush=True)
-    if options.json:
-        print(json.dumps(table))
+        for size in sizes:
+            cost, slowest = measure_mix(MIXES[name](), size, rounds, steps)
+            result["rows"].append(
+                {
+                    "mix": name,
+                    "waiting": size,
+                    "us_per_start": round(cost, 2),
+                    "worst_step_ms": round(slowest, 2),
+                }
+            )
+    return result
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the benchmark and prints what it found."""
+    parser = argparse.ArgumentParser(prog="./justw bench placement", description=__doc__)
+    parser.add_argument("--waiting", default="1000,10000,100000,1000000", help="lengths of lines")
+    parser.add_argument("--mixes", default=",".join(MIXES), help="names of mixes")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=30, help="steps in a round")
+    parser.add_argument("--json", action="store_true", help="JSON, also on a terminal")
+    options = parser.parse_args(arguments)
+    names = options.mixes.split(",")
+    unknown = [name for name in names if name not in MIXES]
+    if unknown:
+        parser.error(f"there is no mix {unknown[0]!r}; there are {', '.join(MIXES)}")
+    sizes = [int(part) for part in options.waiting.split(",")]
+    result = measure(names, sizes, options.rounds, options.steps)
+    head = tuple(result["rows"][0])
+    rows = [head, *(tuple(str(row[name]) for name in head) for row in result["rows"])]
+    print_result(result, rows, as_json=options.json)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

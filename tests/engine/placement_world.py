@@ -325,7 +325,7 @@ class World:
         if task.latest is not None:
             window = min(max(task.expected, 5 * SECOND), 1000 * SECOND)
             instants += [task.latest - window, task.latest, task.latest + 40 * SECOND]
-        return self.chance.choice(instants) + self.chance.choice((-1, 0, 0, 1))
+        return self.chance.choice(instants) + self.chance.choice((-1, 0, 0, 1, SECOND // 2))
 
     def resize(self) -> None:
         """A resource changes its size."""
