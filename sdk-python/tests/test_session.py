@@ -246,6 +246,24 @@ def test_a_result_of_the_gap_is_sent_after_it_once(peer: Peer) -> None:
     assert peer.kinds() == ["reports"]
 
 
+def test_a_server_that_counts_anew_is_believed(peer: Peer) -> None:
+    """After a restart it may give out lease ids again; old ones tell nothing then (WP-34)."""
+    first, second, third = peer.lease(make_lease(1), make_lease(2), make_lease(3))
+    peer.session.report([_done(first)], 1.0)
+    peer.receipt(reports=1)
+    peer.session.report([_done(second)], 1.0)
+    peer.session.broken()
+    assert [third] == peer.connect(2.0)
+    assert peer.written == []
+    again = peer.lease(make_lease(1), make_lease(2), make_lease(3), now=2.0)
+    assert [run.lease for run in again] == [1, 2, 3]
+    peer.session.report([_done(third)], 3.0)
+    assert peer.written == []
+    peer.session.pulse(12.0)
+    assert peer.written[-1].heartbeats.last_lease == 3
+    assert list(peer.written[-1].heartbeats.leases) == [1, 2, 3]
+
+
 def test_an_adopted_lease_gets_a_full_ttl_from_the_registration(peer: Peer) -> None:
     """Counted from when the registration was sent (WP-24, WP-31)."""
     (run,) = peer.lease(make_lease(1))

@@ -122,6 +122,7 @@ class Session:
         self._recent_set: set[int] = set()
         self._sent: dict[int, _Sent] = {}
         self._report_number = 0
+        self._confirmed_number = 0
         self._last_lease = 0
         self._beat_number = 0
         self._beats: collections.deque[tuple[int, float]] = collections.deque()
@@ -145,8 +146,7 @@ class Session:
             if self._token:
                 resume = message.register.resume
                 resume.session_token = self._token
-                held = (run.lease for run in self._runs.values() if run.stop is not Stop.LOST)
-                resume.leases.extend(held)
+                resume.leases.extend(self._runs)
                 for sent in self._sent.values():
                     resume.leases.extend(sent.tasks)
             self._opened_at = now
@@ -169,18 +169,32 @@ class Session:
             self.is_registered = True
             self.is_serving = not self._is_draining
             lost = self._lose_unadopted(set(answer.adopted))
+            if not answer.adopted and not answer.reports_seen:
+                self._begin_anew()
             self._send_again(answer.reports_seen)
             if self._is_draining:
                 self._put_slots(0)
             return lost
 
     def _lose_unadopted(self, adopted: set[int]) -> list[Run]:
-        """WP-32: what the server does not adopt is no longer ours."""
-        lost = [run for run in self._runs.values() if run.lease not in adopted and run.stop is None]
-        for run in self._runs.values():
-            if run.lease not in adopted:
-                run.tell(Stop.LOST)
-        return lost
+        """WP-32: what the server does not adopt is no longer ours; told are those that run on."""
+        lost = [run for lease, run in self._runs.items() if lease not in adopted]
+        running = [run for run in lost if run.stop is None]
+        for run in lost:
+            run.tell(Stop.LOST)
+            # Its id may come again, from a server that counts anew.
+            del self._runs[run.lease]
+        return running
+
+    def _begin_anew(self) -> None:
+        """WP-34: the server may have begun anew, so what was seen before tells nothing."""
+        if self._confirmed_number:
+            # It has: what it confirmed is gone, and with it every lease of these reports.
+            self._sent.clear()
+            self._confirmed_number = 0
+        self._recent.clear()
+        self._recent_set.clear()
+        self._last_lease = 0
 
     def _send_again(self, seen: int) -> None:
         """WP-33: everything the server has not read; it tells stale reports by itself."""
@@ -250,6 +264,7 @@ class Session:
 
     def _confirm(self, receipt: workers_pb2.Receipt) -> None:
         """WP-22: reports are durable, and this heartbeat was read."""
+        self._confirmed_number = max(self._confirmed_number, receipt.reports)
         sent = self._sent
         while sent:
             number = next(iter(sent))  # Few entries: each is a message, not a task.
@@ -275,11 +290,10 @@ class Session:
         room = max(REPORT_SIZE_MIN, self._max_message_bytes) - MESSAGE_ROOM // 2
         left = room
         for run, outcome in ended:
-            if self._runs.pop(run.lease, None) is None:
-                continue  # Reported already, by a stop that could not wait for it.
+            if self._runs.get(run.lease) is not run:
+                continue  # Lost, or reported already by a stop that could not wait for it.
+            del self._runs[run.lease]
             self._remember(run.lease)
-            if run.stop is Stop.LOST:
-                continue  # Nobody waits for it.
             if run.stop is Stop.ABORTED:
                 outcome = Cancelled()  # WP-16: whatever it came to, the task is cancelled.
             outcome = self._sendable(outcome)
@@ -368,7 +382,7 @@ class Session:
         write = self._write
         if write is None:
             return
-        named = [run for run in self._runs.values() if run.stop is not Stop.LOST]
+        named = list(self._runs.values())
         if self._version < RECEIPTS_SINCE:
             self.has_progress = False
             for run in named:
