@@ -262,6 +262,10 @@ def test_a_server_that_counts_anew_is_believed(peer: Peer) -> None:
     peer.session.pulse(12.0)
     assert peer.written[-1].heartbeats.last_lease == 3
     assert list(peer.written[-1].heartbeats.leases) == [1, 2, 3]
+    peer.session.report([_done(again[0])], 13.0)
+    peer.session.broken()
+    peer.connect(14.0, adopted=[1, 2, 3])
+    assert [message.reports.number for message in peer.written] == [3]
 
 
 def test_an_adopted_lease_gets_a_full_ttl_from_the_registration(peer: Peer) -> None:
