@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 2
-CHECK_TIMEOUT_S = 900
+CHECK_TIMEOUT_S = 1800  # the first run builds the generators of three languages
 TESTS_TIMEOUT_S = 1500
 
 
