@@ -1,12 +1,23 @@
-"""The benchmarks by name: `python -m tests.bench NAME …`, or `./justw bench NAME …`."""
+"""The benchmarks by name: `python -m tests.bench NAME …`, or `./justw bench NAME …`.
+
+engine      the engine alone
+e2e         the whole system
+placement   what one start costs, by what tasks ask for
+page        no benchmark: writes the tables of docs/performance.md from saved results
+"""
 
 from __future__ import annotations
 
 import sys
 
-from tests.bench import e2e, engine, placement
+from tests.bench import e2e, engine, page, placement
 
-BENCHES = {"e2e": e2e.main, "engine": engine.main, "placement": placement.main}
+BENCHES = {
+    "e2e": e2e.main,
+    "engine": engine.main,
+    "page": page.main,
+    "placement": placement.main,
+}
 
 
 def main() -> int:

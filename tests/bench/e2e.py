@@ -8,7 +8,8 @@ Four parts, one after the other on the same server:
     submits   single submit calls by many callers at once, for a pool that nobody works for, and
               once more for one with workers
 
-With --sweep the first part alone, for one batch size after another, and a picture of it.
+With --sweep the first part alone, for one batch size after another: saved for the documentation,
+with a picture.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 import cronoq
 from cronoq import TaskStatus
 from tests.bench import picture
-from tests.bench.environment import ROOT, describe, print_result, quantile
+from tests.bench.environment import RESULTS, describe, print_result, quantile, save
 from tests.bench.processes import System, cpu_seconds, resident_mb, running
 from tests.bench.worker import MARK_BYTES, mark, stamp
 
@@ -42,7 +43,7 @@ SWEEP_SIZES = (1, 3, 10, 30, 100, 300, 1000)
 SWEEP_TASKS_PER_SIZE = 300
 SWEEP_TASKS_MIN = 3_000
 SWEEP_ROUNDS = 3
-PICTURE = ROOT / "docs" / "performance" / "throughput-by-batch.png"
+SWEEP = "throughput-by-batch"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -197,6 +198,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--payload", type=int, default=200, help=f"bytes, at least {MARK_BYTES}")
     parser.add_argument("--idle-tasks", type=int, default=300, help="tasks on the idle system")
     parser.add_argument("--sweep", action="store_true", help="by batch size, with a picture")
+    parser.add_argument("--save", action="store_true", help="for the documentation")
     parser.add_argument("--json", action="store_true", help="JSON, also on a terminal")
     given = parser.parse_args(arguments)
     if given.payload < MARK_BYTES:
@@ -213,7 +215,10 @@ def main(arguments: Sequence[str]) -> int:
         else:
             result |= asyncio.run(measure(system, options))
     if given.sweep:
-        picture.draw(result, PICTURE)
+        save(result, SWEEP)
+        picture.draw(result, RESULTS / f"{SWEEP}.png")
+    elif given.save:
+        save(result, "e2e")
     print_result(result, _table(result), as_json=given.json)
     return 0
 

@@ -31,7 +31,7 @@ from cronoq_server.engine.events import AttemptsReported, Event, Released, Worke
 from cronoq_server.runtime import SystemChance, SystemClock, tame_gc
 from cronoq_server.stores import StoreSettings, open_store
 from cronoq_server.stores.base import TimeBase
-from tests.bench.environment import describe, print_result, quantile
+from tests.bench.environment import describe, print_result, quantile, save
 
 STEP_SIZES = (1, 10, 100, 1000)
 SHORT, LONG = 1_000, 1_000_000
@@ -204,12 +204,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--steps", default=",".join(map(str, STEP_SIZES)), help="sizes of steps")
     parser.add_argument("--pending", default=f"{SHORT},{LONG}", help="lengths of the backlog")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--save", action="store_true", help="for the documentation")
     parser.add_argument("--json", action="store_true", help="JSON, also on a terminal")
     options = parser.parse_args(arguments)
     sizes, backlogs = (
         [int(part) for part in text.split(",")] for text in (options.steps, options.pending)
     )
     result = measure(sizes, backlogs, options.rounds)
+    if options.save:
+        save(result, "engine")
     head = tuple(result["rows"][0])
     rows = [head, *(tuple(str(row[name]) for name in head) for row in result["rows"])]
     print_result(result, rows, as_json=options.json)

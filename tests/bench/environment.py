@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "performance"
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -40,6 +41,12 @@ def _commit() -> str:
         check=False,
     )
     return run.stdout.strip()
+
+
+def save(result: dict[str, Any], name: str) -> None:
+    """Puts a result among those that the documentation shows."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
 def print_result(result: dict[str, Any], rows: Sequence[tuple[str, ...]], *, as_json: bool) -> None:

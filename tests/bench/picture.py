@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Writes the result of a sweep beside its picture: a `.json` and, if it can be drawn, a PNG."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    """Draws the result of a sweep; without the library it says so and leaves the picture alone."""
     try:
         matplotlib = importlib.import_module("matplotlib")
     except ImportError:

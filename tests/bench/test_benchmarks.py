@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.bench.page import PAGE, render
+
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = {"bench", "at", "commit", "python", "cpu_count", "load_average"}
 
@@ -64,3 +66,10 @@ def test_an_unknown_benchmark_is_refused_with_the_names_of_those_there_are() -> 
 
     assert run.returncode == 2
     assert "e2e, engine" in run.stdout
+
+
+def test_the_page_shows_the_results_that_lie_beside_it() -> None:
+    """Whoever saves a result also writes the page."""
+    page = PAGE.read_text()
+
+    assert page == render(page)
