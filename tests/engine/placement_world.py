@@ -127,7 +127,7 @@ class World:
             (self.resize, 0.4),
             (self.replan, 1 if self.has_deadlines else 0),
             (self.pause, 0.3),
-            (self.plan, 1 if self.has_holds else 0),
+            (self.plan, 2 if self.has_holds else 0),
             (self.unplan, 1 if self.has_holds else 0),
         )
         events_of, weights = zip(*choices, strict=True)
@@ -308,8 +308,9 @@ class World:
             passed = passed if passed < 2000 * SECOND else 0
             self.wall += passed
             self.mono += passed
-        elif chance.random() < 0.02:
-            self.wall += chance.randint(-4000 * SECOND, 4000 * SECOND)
+        elif chance.random() < 0.04:
+            furthest = chance.choice((100, 4000))
+            self.wall += chance.randint(-furthest, furthest) * SECOND
 
     def replan(self) -> None:
         """A waiting task gets another deadline, or none."""

@@ -127,11 +127,6 @@ class Gates:
                     self._connected_bits |= gate.bit
         return self._connected_bits
 
-    @property
-    def has_picky(self) -> bool:
-        """True if a gate passes a session over, so that every slot counts."""
-        return bool(self._picky)
-
     def refresh(self) -> None:
         """Works out anew which gates are open, after slots or accounts changed."""
         bits = self._roster.reach.root

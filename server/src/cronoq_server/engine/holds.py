@@ -42,6 +42,9 @@ class Holds:
     def __len__(self) -> int:
         return len(self._by_task)
 
+    def __contains__(self, task: Waiting) -> bool:
+        return task.id in self._by_task
+
     @property
     def held(self) -> int:
         """How many slots are kept now."""
@@ -108,7 +111,6 @@ class Holds:
         lost = []
         if session.held > slots:
             mine = [hold for hold in self._by_task.values() if hold.session is session]
-            mine.sort(key=lambda hold: hold.number)
             for hold in mine[slots:]:
                 hold.session = None
                 session.held -= 1

@@ -343,10 +343,10 @@ class Passes:
         if avoid == HOLDER:
             session = hall.holds.consume(task)
         else:
-            if len(hall.holds):
-                hall.holds.drop(task)
+            # Holds are served before others get a slot, so a task that waits for one has none.
+            assert task not in hall.holds, task.id
             session = roster.take(demand.gate.fits, None if avoid == NOBODY else avoid)
-            if not session.free or hall.gates.has_picky:
+            if not session.free:
                 hall.gates.refresh()
         needs = demand.needs
         self.leave(task, hall)

@@ -175,7 +175,7 @@ class Placement:
         if free > found.told:
             self._passes.touch(hall)
         found.told = free
-        if hall.roster.set_free(found, free - found.held) or hall.gates.has_picky:
+        if hall.roster.set_free(found, free - found.held):
             hall.gates.refresh()
         if len(hall.holds):
             self._serve_holds(hall, lost)
