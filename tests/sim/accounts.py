@@ -53,9 +53,8 @@ class Bucket:
 class Shares:
     """What tenants of one class of one fair pool got while all of them had something waiting."""
 
-    def __init__(self) -> None:
-        self.got: dict[str, int] = {}
-        self.biggest: dict[str, int] = {}
+    def __init__(self, tenants: list[str]) -> None:
+        self.got = dict.fromkeys(tenants, 0)
 
 
 class Accounts:
@@ -68,6 +67,7 @@ class Accounts:
         self._starts = 0
         self._buckets: dict[str, Bucket] = {}
         self._shares: dict[tuple[str, int], Shares] = {}
+        self._biggest: dict[tuple[str, int, str], int] = {}
 
     @property
     def _state(self) -> State:
@@ -201,11 +201,17 @@ class Accounts:
         for task in state.tasks.values():
             if task.status != Status.READY or task.p_via is not None or task.p_real is not None:
                 continue
+            if task.deadline_at is not None and task.spec.resources:
+                continue  # an elder of its class goes before it, however it presses
+            if task.since >= mono:
+                continue  # got in after others had started and so made room for it
             found = worst.get(self._group(task))
             if found is not None and (-score(task, mono), task.since, task.id) < found[0]:
                 self._broken(
                     "first in, first out within equal demand",
-                    f"{found[1].id} started, {task.id} waits since {task.since}",
+                    f"{found[1].id} started with {found[0]}, {task.id} waits with "
+                    f"{(-score(task, mono), task.since, task.id)}, at {task.p_at}, {task.p_rush}, "
+                    f"{task.spec}",
                 )
 
     def _group(self, task: Task) -> tuple[object, ...]:
@@ -227,56 +233,70 @@ class Accounts:
         for name, pool in state.pools.items():
             if not pool.settings.fair_share:
                 continue
-            for _, lease in started:
-                if lease.spec.pool == name:
-                    self._charge(name, lease)
-            if started or self._shares:
-                self._forget_the_sated(name)
+            waiting = self._waiting(name)
+            mine = sorted((x.lease, x) for _, x in started if x.spec.pool == name)
+            for _, lease in mine:
+                tenants = waiting.setdefault((name, lease.spec.priority), {})
+                tenants[lease.spec.tenant] = tenants.get(lease.spec.tenant, 0) + 1
+            for _, lease in mine:
+                self._charge(name, lease)
+                tenants = waiting[name, lease.spec.priority]
+                tenants[lease.spec.tenant] -= 1
+                if not tenants[lease.spec.tenant]:
+                    del tenants[lease.spec.tenant]
+                    self._shares.pop((name, lease.spec.priority), None)
+            self._forget_the_sated(name, waiting)
+
+    def _cost(self, task: Task) -> int:
+        """What a start costs its tenant; remembers the biggest."""
+        spec = task.spec
+        weights = dict(self._state.pools[spec.pool].settings.tenant_weights)
+        weight = max(1, round(weights.get(spec.tenant, 1.0) * WEIGHT_ONE))
+        cost = max(COST_MIN, task.expected) * WEIGHT_ONE // weight
+        name = (spec.pool, spec.priority, spec.tenant)
+        self._biggest[name] = max(self._biggest.get(name, 0), cost)
+        return cost
 
     def _charge(self, pool: str, lease: Lease) -> None:
         task = self._state.tasks.get(lease.task_id)
         if task is None:
             return
-        shares = self._shares.get((pool, lease.spec.priority))
-        tenant = lease.spec.tenant
+        cost, tenant, priority = self._cost(task), task.spec.tenant, task.priority
+        shares = self._shares.get((pool, priority))
         if shares is None or tenant not in shares.got:
             return
-        weights = dict(self._state.pools[pool].settings.tenant_weights)
-        weight = max(1, round(weights.get(tenant, 1.0) * WEIGHT_ONE))
-        cost = max(COST_MIN, task.expected) * WEIGHT_ONE // weight
         shares.got[tenant] += cost
-        shares.biggest[tenant] = max(shares.biggest[tenant], cost)
+        mine = self._biggest[pool, priority, tenant]
         for other, got in shares.got.items():
-            bound = 2 * (shares.biggest[tenant] + shares.biggest[other])
+            bound = 2 * (mine + self._biggest[pool, priority, other])
             if shares.got[tenant] - got > bound:
                 self._broken(
                     "fair shares",
-                    f"{pool} class {lease.spec.priority}: {tenant!r} is {shares.got[tenant] - got}"
+                    f"{pool} class {priority}: {tenant!r} is {shares.got[tenant] - got}"
                     f" ns ahead of {other!r}, the bound is {bound}",
                 )
 
-    def _forget_the_sated(self, pool: str) -> None:
-        """Only tenants that wait without a break are compared."""
+    def _waiting(self, pool: str) -> dict[tuple[str, int], dict[str, int]]:
+        """How many tasks of each tenant wait in each class of a pool."""
         waiting: dict[tuple[str, int], dict[str, int]] = {}
         for task in self._state.tasks.values():
             spec = task.spec
-            if task.status == Status.READY and spec.pool == pool:
-                mine = waiting.setdefault((pool, spec.priority), {})
-                weights = dict(self._state.pools[pool].settings.tenant_weights)
-                weight = max(1, round(weights.get(spec.tenant, 1.0) * WEIGHT_ONE))
-                cost = max(COST_MIN, task.expected) * WEIGHT_ONE // weight
-                mine[spec.tenant] = max(mine.get(spec.tenant, 0), cost)
+            if spec.pool == pool and task.status == Status.READY and task.p_via is None:
+                self._cost(task)
+                tenants = waiting.setdefault((pool, spec.priority), {})
+                tenants[spec.tenant] = tenants.get(spec.tenant, 0) + 1
+        return waiting
+
+    def _forget_the_sated(
+        self, pool: str, waiting: dict[tuple[str, int], dict[str, int]]
+    ) -> None:
+        """Only tenants that wait without a break are compared."""
         for name in [name for name in self._shares if name[0] == pool]:
             if self._shares[name].got.keys() != waiting.get(name, {}).keys():
                 del self._shares[name]
         for name, tenants in waiting.items():
-            shares = self._shares.get(name)
-            if shares is None:
-                shares = self._shares[name] = Shares()
-                shares.got = dict.fromkeys(tenants, 0)
-                shares.biggest = dict(tenants)
-            for tenant, cost in tenants.items():
-                shares.biggest[tenant] = max(shares.biggest[tenant], cost)
+            if name not in self._shares:
+                self._shares[name] = Shares(list(tenants))
 
     # --- counts ----------------------------------------------------------------------------------
 

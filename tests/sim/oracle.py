@@ -276,6 +276,8 @@ class Edges:
                 continue
             if change.status == Status.RUNNING and change.attempt == 1:
                 for edge in spec.dependencies:
+                    if known.jumped and not known.settings.store_remembers:
+                        continue  # a parent may have been forgotten, which counts as satisfied
                     if not self._held(edge.target, edge.condition):
                         known.broken(self.promise, f"task {task_id} started before {edge}")
             elif change.status == Status.SKIPPED and not self._is_doomed(spec):

@@ -141,7 +141,7 @@ class Play:
         self._names += 1
         labels = tuple(sorted(pair for pair in LABELS if chance.random() < 0.6))
         kinds: tuple[str, ...] = ()
-        if draw.has["kinds"] and chance.random() < 0.5:
+        if draw.has["kinds"] and chance.random() < 0.5 and pool != "fair":
             kinds = tuple(kind for kind in KINDS if chance.random() < 0.7)
         old = draw.has["old workers"] and chance.random() < 0.4
         self.workers.append(

@@ -96,6 +96,7 @@ class Worker:
         self.frozen_until = 0
         self._process: Process | None = None
         self._session: Session | None = None
+        self._is_joined = False
         self._granted = 0
         self._ttl: Duration = 0
         self._token = b""
@@ -106,7 +107,9 @@ class Worker:
         self._last_lease = 0
         self._last_heard = 0
         self._beat: Entry | None = None
+        self._last_session: Session | None = None
         self._broken: asyncio.Future[bool] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._unwritten: tuple[int, ...] = ()
         self.task = world.spawn(self._live())
 
@@ -156,16 +159,12 @@ class Worker:
         """Reads what the server sends until the stream breaks, then tells the server, if it can."""
         world = self.world
         self._process, self._session = process, session
+        self._last_session = session
+        self._is_joined = False
         self._broken = broken = world.loop.create_future()
         process.links[self] = lambda: self.break_stream(False)
-        reading = world.spawn(self._read(session))
+        self._reading = world.spawn(self._read(session))
         await broken
-        process.links.pop(self, None)
-        reading.cancel()
-        self._session = self._process = None
-        if self._beat is not None:
-            self._beat.cancel()
-            self._beat = None
         if self.protocol < 4 or self.is_dead:
             self._stop_all()
         else:
@@ -174,24 +173,36 @@ class Worker:
 
     def break_stream(self, clean: bool) -> None:
         """The stream ends; `clean`: the worker closed it in order."""
-        if self._broken is None or self._broken.done():
-            return
         session, process = self._session, self._process
-        self._broken.set_result(clean)
-        if session is not None and process is not None and process.driver is not None:
-            until = process.machine.frozen_until
+        if session is None or process is None:
+            return
+        self._session = self._process = None
+        process.links.pop(self, None)
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._broken is not None and not self._broken.done():
+            self._broken.set_result(clean)
+        unsent, self._unwritten = self._unwritten, ()
+        if process.driver is not None:
             # How long it takes the server to see it.
             delay = 0 if clean else int(self.world.chance.random() * 300 * MILLISECOND)
-            unsent, self._unwritten = self._unwritten, ()
             self.world.timeline.at(
-                max(until, self.world.timeline.now + delay),
+                max(process.machine.frozen_until, self.world.timeline.now + delay),
                 lambda: session.lost(clean, unsent),
             )
 
     def _give_up(self, session: Session) -> None:
         """One TTL after the last sign of the server, handlers stop; unless it is back."""
-        if self._session is None or self._session is session:
-            self._stop_all()
+        if self._session is not None or self._last_session is not session:
+            return
+        for handler in list(self._running.values()):
+            if handler.end is not None:
+                handler.end.cancel()
+            # It did run: it is named when the worker comes back, and its end is reported.
+            self._end(handler, Failed(handler.lease.lease, "its server was gone for too long"))
 
     def _stop_all(self) -> None:
         for handler in self._running.values():
@@ -225,7 +236,7 @@ class Worker:
     def _send(self, say: Callable[[Session], object]) -> None:
         """Says something on the stream, if it stands; what is frozen hears and speaks later."""
         session, process = self._session, self._process
-        if session is None or process is None:
+        if session is None or process is None or not self._is_joined:
             return
         until = max(process.machine.frozen_until, self.frozen_until)
         if until > self.world.timeline.now:
@@ -252,6 +263,7 @@ class Worker:
     def _hear(self, session: Session, effect: Outbound) -> bool:
         """Takes one message; false = it was the last."""
         if isinstance(effect, Dispatch):
+            self._last_heard = self.world.timeline.now
             if self.world.chance.randrange(1000) < self.world.lossy:
                 # The stream breaks under these leases; maybe the server knows what did not go out.
                 if self.world.chance.random() < 0.5:
@@ -276,6 +288,7 @@ class Worker:
         return True
 
     def _joined(self, session: Session, joined: Joined) -> None:
+        self._is_joined = True
         self._granted = max(joined.slots, 0)
         self._ttl = joined.lease_ttl
         self._token = joined.token
@@ -302,8 +315,7 @@ class Worker:
 
     def _receive(self, lease: Lease) -> None:
         world = self.world
-        promises = world.oracle.handlers
-        promises.given(self.name, lease)
+        world.oracle.handlers.given(self.name, lease)
         if self.protocol >= 4 and lease.lease <= self._last_lease:
             epoch = lease.lease >> 40
             if epoch == self._last_lease >> 40:

@@ -77,7 +77,7 @@ class Draw:
             )
         }
         self.length: Duration = chance.randrange(60, 150) * SECOND
-        self.tasks = chance.randrange(300, 380)
+        self.tasks = chance.randrange(440, 520)
         self.remembers = chance.random() < 0.5
         self.settings = self._settings()
         self.temper = Temper(
@@ -99,8 +99,9 @@ class Draw:
             resources=self._resources(),
             shard=chance.choice((None, None, 1, 200)),
             max_pending_total=chance.choice((10_000, 10_000, 60 if self.has["tight"] else 10_000)),
-            key_retention=chance.choice((90, 600, 3600)) * SECOND,
-            finished_max=chance.choice((1_000_000, 1_000_000, 40)),
+            # What the engine forgets must be known to the store.
+            key_retention=(chance.choice((90, 600, 3600)) if self.remembers else 3600) * SECOND,
+            finished_max=chance.choice((1_000_000, 40)) if self.remembers else 1_000_000,
             store_remembers=self.remembers,
             catch_up_max=chance.choice((3, 100)),
             backfill_max=chance.choice((5, 100)),
@@ -170,11 +171,13 @@ class Draw:
         chance, has = self.chance, self.has
         pool = pool or chance.choice(self.settings.pools).name
         given: dict[str, Any] = {}
-        if has["kinds"] and chance.random() < 0.5:
+        # Whoever waits in the fair pool may run anywhere in it, so that shares can be compared.
+        fair = pool == "fair"
+        if has["kinds"] and chance.random() < 0.5 and not fair:
             given["kind"] = chance.choice(KINDS)
-        if has["labels"] and chance.random() < 0.3:
+        if has["labels"] and chance.random() < 0.3 and not fair:
             given["labels"] = (chance.choice(LABELS),)
-        if has["resources"] and chance.random() < 0.35 and pool != "fair":
+        if has["resources"] and chance.random() < 0.35 and not fair:
             given["resources"] = self._amounts()
         if has["deadlines"] and chance.random() < 0.2:
             given["deadline_in"] = chance.randrange(1, 40) * SECOND
