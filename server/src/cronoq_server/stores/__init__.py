@@ -6,29 +6,40 @@ import msgspec
 
 from cronoq_server.stores.base import Store
 from cronoq_server.stores.memory import MemoryDisk, MemoryStore
+from cronoq_server.stores.sqlite import SqliteStore
+from cronoq_server.stores.sqlite_file import SqliteSettings
 
 
 class StoreSettings(msgspec.Struct, frozen=True):
     """What `open_store` has to know.
 
     Attributes:
-        kind: `memory`.
+        kind: `memory` or `sqlite`.
         finished_max: Finished tasks that the memory store keeps.
-        cache_bytes: Outputs that the memory store keeps, in bytes.
+        cache_bytes: Outputs that are kept in memory, in bytes: by the memory store all there are,
+            by others the newest.
+        sqlite: Where a SQLite store lies and how it behaves.
     """
 
     kind: str = "memory"
     finished_max: int = 1_000_000
     cache_bytes: int = 64 * 1024 * 1024
+    sqlite: SqliteSettings | None = None
 
 
 def open_store(settings: StoreSettings) -> Store:
-    """Opens the store that the settings name.
+    """Makes the store that the settings name; nothing is opened before it is used.
 
     Raises:
-        ValueError: There is no store of this kind.
+        ValueError: There is no store of this kind, or its own settings are missing.
     """
-    if settings.kind == "memory":
-        disk = MemoryDisk(settings.finished_max, settings.cache_bytes)
-        return MemoryStore(disk)
-    raise ValueError(f"there is no store of kind {settings.kind!r}; there is: memory")
+    match settings:
+        case StoreSettings(kind="memory"):
+            return MemoryStore(MemoryDisk(settings.finished_max, settings.cache_bytes))
+        case StoreSettings(kind="sqlite", sqlite=SqliteSettings() as own):
+            return SqliteStore(own, cache_bytes=settings.cache_bytes)
+        case StoreSettings(kind="sqlite"):
+            raise ValueError("a sqlite store needs its path")
+        case _:
+            known = "memory, sqlite"
+            raise ValueError(f"there is no store of kind {settings.kind!r}; there are: {known}")

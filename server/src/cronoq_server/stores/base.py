@@ -70,6 +70,14 @@ class Forgotten(StoreError):
     """Ends after the position asked for have been pruned: a reader would miss them."""
 
 
+class Unusable(StoreError):
+    """This store must not be used as it is set up; the text says what to change.
+
+    A newer schema, another shard's data, a network file system, a connection pooler in between:
+    trying again does not help.
+    """
+
+
 class TimeBase(msgspec.Struct, frozen=True):
     """What engine time 0 is, in Unix nanoseconds; the runtime always passes 0."""
 
@@ -226,6 +234,7 @@ class Store(Protocol):
 
         Raises:
             Unavailable: The store can't be reached.
+            Unusable: The store must not be used as it is set up.
         """
 
     async def commit(self, leadership: Leadership, batch: Batch) -> None:

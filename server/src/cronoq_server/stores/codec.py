@@ -1,0 +1,253 @@
+"""How tasks, changes and schedules become columns, and columns values again; for SQL stores.
+
+Rules a change must keep:
+
+1. A spec is one msgpack blob of its named fields, without the payload: a field that is added later
+   has a default, one that is unknown is passed over. What a look-up filters by has a column too.
+2. A change is a msgpack array; new fields go to its end.
+3. Ids are signed in SQL, two's complement, and unsigned in values. Their order is that of the
+   unsigned numbers: `id_spans` says which signed spans to read, and in which order.
+4. What cannot be decoded is never fatal: the caller is told, and gets what the columns say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from cronoq_server.engine.model import (
+    Instant,
+    Pairs,
+    PastAttempt,
+    Progress,
+    Status,
+    TaskSpec,
+)
+from cronoq_server.engine.mutations import (
+    StatusChanged,
+    StoredSchedule,
+    StoredTask,
+    TaskInserted,
+)
+from cronoq_server.stores.filters import SCHEDULE_TAG
+
+TaskRow: TypeAlias = tuple[
+    int, Instant, str | None, str, str, str | None, str | None, bytes, bytes | None
+]
+"""id, created_at, key, pool, kind, tenant, schedule, spec, payload."""
+
+_SIGN = 1 << 63
+_WRAP = 1 << 64
+_LOWEST, _HIGHEST = -_SIGN, _SIGN - 1
+
+UNREADABLE = "this task was set aside: what the store holds of it cannot be read"
+"""Message of a task that was quarantined."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_spec = msgspec.msgpack.Decoder(TaskSpec).decode
+_decode_schedule = msgspec.msgpack.Decoder(StoredSchedule).decode
+
+
+class _Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The stored form of a change, in order."""
+
+    status: int
+    attempt: int
+    attempts_max: int
+    at: Instant
+    started_at: Instant | None
+    retry_at: Instant | None
+    message: str
+    progress: Progress | None
+    history: tuple[PastAttempt, ...]
+    has_output: bool
+
+
+_decode_change = msgspec.msgpack.Decoder(_Change).decode
+
+
+def signed(number: int) -> int:
+    """An unsigned 64-bit number as SQL holds it."""
+    return number if number < _SIGN else number - _WRAP
+
+
+def unsigned(number: int) -> int:
+    """A number of SQL as the unsigned one it stands for."""
+    return number if number >= 0 else number + _WRAP
+
+
+def id_spans(after: int, *, newest_first: bool) -> list[tuple[int, int]]:
+    """Spans of signed ids (both ends included) behind a cursor, in the order of unsigned ids.
+
+    Args:
+        after: Unsigned id behind which to begin; 0 = at the start.
+        newest_first: Whether the order is from high to low.
+    """
+    halves = [(0, _SIGN - 1), (_SIGN, _WRAP - 1)]
+    if newest_first:
+        last = after - 1 if after else _WRAP - 1
+        spans = [(low, min(high, last)) for low, high in reversed(halves) if low <= last]
+    else:
+        spans = [(max(low, after + 1), high) for low, high in halves if high > after]
+    return [(signed(low), signed(high)) for low, high in spans]
+
+
+def clean(text: str) -> str:
+    """A message that every store can hold: NUL becomes U+FFFD."""
+    return text.replace("\0", "\ufffd") if "\0" in text else text
+
+
+def schedule_of(tags: Pairs) -> str | None:
+    """The schedule that created a task, if one did."""
+    for name, value in tags:
+        if name == SCHEDULE_TAG:
+            return value
+    return None
+
+
+def task_row(row: TaskInserted) -> TaskRow:
+    """The columns of a new task."""
+    spec, number = row.spec, row.task_id
+    payload = spec.payload
+    bare = replace(spec, payload=b"") if payload else spec
+    return (
+        number if number < _SIGN else number - _WRAP,
+        row.created_at,
+        spec.key or None,
+        spec.pool,
+        spec.kind,
+        spec.tenant or None,
+        schedule_of(spec.tags) if spec.tags else None,
+        _encode(bare),
+        payload or None,
+    )
+
+
+def encode_change(change: StatusChanged) -> bytes:
+    """The blob of a change; its task's id is a column beside it."""
+    message, history = change.message, change.history
+    if "\0" in message:
+        message = clean(message)
+    if history:
+        history = tuple(
+            replace(past, message=clean(past.message)) if "\0" in past.message else past
+            for past in history
+        )
+    return _encode(
+        (
+            change.status,
+            change.attempt,
+            change.attempts_max,
+            change.at,
+            change.started_at,
+            change.retry_at,
+            message,
+            change.progress,
+            history,
+            change.has_output,
+        )
+    )
+
+
+def encode_schedule(schedule: StoredSchedule) -> bytes:
+    """The blob of a schedule."""
+    return _encode(schedule)
+
+
+def decode_schedule(blob: bytes) -> StoredSchedule | None:
+    """A schedule; None when it cannot be read."""
+    try:
+        return _decode_schedule(blob)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def read_spec(blob: bytes, payload: bytes | None) -> TaskSpec | None:
+    """A spec with its payload (None: without); None when it cannot be read."""
+    try:
+        spec = _decode_spec(blob)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return replace(spec, payload=payload) if payload else spec
+
+
+def read_change(number: int, blob: bytes) -> StatusChanged | None:
+    """A change of the task with this (unsigned) id; None when it cannot be read."""
+    try:
+        change = _decode_change(blob)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return StatusChanged(
+        number,
+        change.status,
+        change.attempt,
+        change.attempts_max,
+        change.at,
+        change.started_at,
+        change.retry_at,
+        change.message,
+        change.progress,
+        change.history,
+        change.has_output,
+    )
+
+
+def read_live(
+    number: int, created_at: Instant, spec: bytes, payload: bytes | None, change: bytes | None
+) -> StoredTask | None:
+    """A task that has not ended, from its columns; None when one of them cannot be read."""
+    task_id = number if number >= 0 else number + _WRAP
+    read = read_spec(spec, payload)
+    if read is None:
+        return None
+    if change is None:
+        return StoredTask(task_id, created_at, read)
+    last = read_change(task_id, change)
+    return None if last is None else StoredTask(task_id, created_at, read, last)
+
+
+class EndedColumns(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What a look-up reads of a task that has ended; numbers as SQL holds them.
+
+    `key`, `pool`, `kind` and `tenant` speak for the spec where that cannot be read.
+    """
+
+    id: int
+    created_at: Instant
+    key: str | None
+    pool: str
+    kind: str
+    tenant: str | None
+    spec: bytes
+    payload: bytes | None
+    position: int
+    at: Instant
+    status: int
+    change: bytes
+
+
+def read_ended(columns: EndedColumns) -> StoredTask:
+    """A task that has ended; what cannot be read of it is filled in from its columns."""
+    task_id = unsigned(columns.id)
+    spec = read_spec(columns.spec, columns.payload)
+    if spec is None:
+        spec = TaskSpec(
+            columns.pool, columns.kind, key=columns.key or "", tenant=columns.tenant or ""
+        )
+    change = read_change(task_id, columns.change)
+    if change is None:
+        change = StatusChanged(task_id, columns.status, 0, 0, columns.at, message=UNREADABLE)
+    return StoredTask(task_id, columns.created_at, spec, change, columns.position)
+
+
+def quarantined(task_id: int, at: Instant) -> StatusChanged:
+    """The end of a live task that cannot be read."""
+    return StatusChanged(task_id, Status.FAILED, 0, 0, at, message=UNREADABLE)
+
+
+def signed_list(numbers: Iterable[int]) -> list[int]:
+    """Ids as SQL holds them; ids that no task can have are left out."""
+    return [signed(number) for number in numbers if 0 <= number < _WRAP]

@@ -1,0 +1,268 @@
+"""What is read from a SQLite file, and by which index.
+
+Every function works within one transaction of a reading connection. Where many rows are read in
+order, callers come back for more, so that no reader holds up the journal for long.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from cronoq_server.engine.model import TaskFilter
+from cronoq_server.engine.mutations import (
+    Output,
+    RecoveredChunk,
+    ResourceResized,
+    StoredSchedule,
+    StoredTask,
+)
+from cronoq_server.stores.base import LOOKED_AT_MAX, FinishedPage, FinishedQuery, Forgotten
+from cronoq_server.stores.codec import (
+    EndedColumns,
+    decode_schedule,
+    id_spans,
+    read_ended,
+    read_live,
+    signed,
+    signed_list,
+    unsigned,
+)
+from cronoq_server.stores.pages import conditions, cut, fit, page_until
+from cronoq_server.stores.sqlite_rows import IDS, id_list
+from cronoq_server.stores.timebase import shift_schedule, shift_task
+
+CHUNK = 1000
+"""Tasks read at once."""
+
+CHUNK_BYTES = 16 * 1024 * 1024
+"""Bytes of payloads after which a chunk of tasks is full."""
+
+_COLUMNS = (
+    "t.id, t.created_at, t.key, t.pool, t.kind, t.tenant, t.spec, {payload}, "
+    "e.position, e.at, e.status, e.change"
+)
+_SLIM = _COLUMNS.format(payload="NULL")
+_WHOLE = _COLUMNS.format(payload="t.payload")
+_ENDED = f"SELECT {_SLIM} FROM cronoq_ends e CROSS JOIN cronoq_tasks t ON t.id = e.id"
+
+_resized = msgspec.msgpack.Decoder(ResourceResized).decode
+
+
+def _ended(rows: Sequence[tuple[Any, ...]], base: int) -> list[StoredTask]:
+    tasks = [read_ended(EndedColumns(*row)) for row in rows]
+    return [shift_task(task, -base) for task in tasks] if base else tasks
+
+
+# --- by name -------------------------------------------------------------------------------------
+
+
+def outputs(db: sqlite3.Connection, ids: Sequence[int]) -> dict[int, Output]:
+    """Outputs of these tasks."""
+    rows = db.execute(
+        f"SELECT id, output, content_type FROM cronoq_ends WHERE id IN {IDS} "
+        "AND output IS NOT NULL",
+        (id_list(signed_list(ids)),),
+    )
+    return {unsigned(number): Output(content, kind or "") for number, content, kind in rows}
+
+
+def named(db: sqlite3.Connection, query: FinishedQuery, base: int) -> FinishedPage:
+    """Finished tasks by id and by key, each once."""
+    found: dict[int, StoredTask] = {}
+    if query.ids:
+        rows = db.execute(f"{_ENDED} WHERE e.id IN {IDS}", (id_list(signed_list(query.ids)),))
+        found = {task.task_id: task for task in _ended(rows.fetchall(), base)}
+    if query.keys:
+        newest: dict[str, StoredTask] = {}
+        for task in by_keys(db, query.keys, base):
+            newest[task.spec.key] = task
+        found |= {task.task_id: task for task in newest.values()}
+    return FinishedPage(list(found.values()))
+
+
+def by_keys(db: sqlite3.Connection, keys: Sequence[str], base: int) -> list[StoredTask]:
+    """Finished tasks with these keys, the last ended ones last."""
+    rows = db.execute(
+        f"SELECT {_SLIM} FROM cronoq_tasks t CROSS JOIN cronoq_ends e ON e.id = t.id "
+        f"WHERE t.key IN {IDS} ORDER BY e.position, e.id",
+        (msgspec.json.encode(keys).decode(),),
+    )
+    return _ended(rows.fetchall(), base)
+
+
+def tasks(db: sqlite3.Connection, ids: Sequence[int], base: int) -> list[StoredTask]:
+    """Tasks with their payloads, whether they live or have ended."""
+    numbers = id_list(signed_list(ids))
+    rows = db.execute(
+        f"SELECT {_WHOLE} FROM cronoq_ends e CROSS JOIN cronoq_tasks t ON t.id = e.id "
+        f"WHERE e.id IN {IDS}",
+        (numbers,),
+    )
+    found = _ended(rows.fetchall(), base)
+    rows = db.execute(f"{_LIVE} WHERE l.id IN {IDS}", (numbers,))
+    live = [task for row in rows.fetchall() if (task := read_live(*row)) is not None]
+    return found + ([shift_task(task, -base) for task in live] if base else live)
+
+
+# --- recovery ------------------------------------------------------------------------------------
+
+_LIVE = (
+    "SELECT l.id, t.created_at, t.spec, t.payload, l.change "
+    "FROM cronoq_live l CROSS JOIN cronoq_tasks t ON t.id = l.id"
+)
+
+
+def settings(db: sqlite3.Connection, base: int) -> tuple[RecoveredChunk, list[str]]:
+    """Schedules, paused pools and resized resources; and names of schedules not readable."""
+    schedules: list[StoredSchedule] = []
+    broken: list[str] = []
+    stored = "SELECT name, schedule FROM cronoq_schedules WHERE quarantined IS NULL ORDER BY name"
+    for name, blob in db.execute(stored).fetchall():
+        schedule = decode_schedule(blob)
+        if schedule is None:
+            broken.append(name)
+        else:
+            schedules.append(shift_schedule(schedule, -base) if base else schedule)
+    paused = db.execute("SELECT pool FROM cronoq_paused_pools ORDER BY pool").fetchall()
+    resized = db.execute("SELECT resized FROM cronoq_resized ORDER BY name").fetchall()
+    chunk = RecoveredChunk(
+        schedules=tuple(schedules),
+        paused_pools=tuple(pool for (pool,) in paused),
+        resized=tuple(_resized(blob) for (blob,) in resized),
+    )
+    return chunk, broken
+
+
+def live(
+    db: sqlite3.Connection, low: int, high: int, base: int
+) -> tuple[list[StoredTask], list[int], int | None]:
+    """Live tasks with (signed) ids in a span, in order.
+
+    Returns:
+        The tasks; ids of those that cannot be read; where the rest begins, None = nothing is left.
+    """
+    found: list[StoredTask] = []
+    broken: list[int] = []
+    size = 0
+    rows = db.execute(f"{_LIVE} WHERE l.id BETWEEN ? AND ? ORDER BY l.id", (low, high))
+    for count, row in enumerate(rows, 1):
+        task = read_live(*row)
+        if task is None:
+            broken.append(unsigned(row[0]))
+        else:
+            found.append(shift_task(task, -base) if base else task)
+        size += len(row[3] or b"")
+        if count == CHUNK or size >= CHUNK_BYTES:
+            rows.close()
+            return found, broken, row[0] + 1
+    return found, broken, None
+
+
+def orphans(db: sqlite3.Connection) -> list[int]:
+    """Ids that are marked as live and have no row."""
+    rows = db.execute(
+        "SELECT l.id FROM cronoq_live l LEFT JOIN cronoq_tasks t ON t.id = l.id WHERE t.id IS NULL"
+    )
+    return [number for (number,) in rows.fetchall()]
+
+
+def ends_before(
+    db: sqlite3.Connection, place: tuple[int, int], base: int
+) -> tuple[list[StoredTask], tuple[int, int] | None]:
+    """Ends before a (position, signed id), newest first; and where the rest begins."""
+    position, number = place
+    rows = db.execute(
+        f"{_ENDED} WHERE e.position <= ? AND (e.position < ? OR e.id < ?) "
+        "ORDER BY e.position DESC, e.id DESC LIMIT ?",
+        (position, position, number, CHUNK),
+    ).fetchall()
+    found = _ended(rows, base)
+    if len(found) < CHUNK:
+        return found, None
+    return found, (found[-1].position, signed(found[-1].task_id))
+
+
+# --- pages ---------------------------------------------------------------------------------------
+
+
+class _Filter:
+    """A filter's conditions, and the values for them."""
+
+    def __init__(self, wanted: TaskFilter) -> None:
+        self.values: list[Any] = []
+        self.sql = "".join(
+            f" AND {condition}" for condition in conditions(wanted, self._among, self._contains)
+        )
+
+    def _among(self, column: str, values: list[Any]) -> str:
+        self.values.append(msgspec.json.encode(values).decode())
+        return f"{column} IN {IDS}"
+
+    def _contains(self, column: str, part: bytes) -> str:
+        self.values.append(part)
+        return f"instr({column}, ?) > 0"
+
+
+def page(db: sqlite3.Connection, query: FinishedQuery, base: int) -> FinishedPage:
+    """A page in order of ids or of ends.
+
+    Raises:
+        Forgotten: An end that would be in it was pruned.
+    """
+    if query.ended_after is None:
+        return _page_by_id(db, query, base)
+    (forgotten,) = db.execute("SELECT forgotten FROM cronoq_leader").fetchone()
+    if forgotten and forgotten >= query.ended_after:
+        raise Forgotten
+    after = signed(query.after) if query.after else -(1 << 63)
+    window = (
+        "SELECT id, position FROM cronoq_ends WHERE position >= ? AND (position > ? OR id > ?) "
+        "ORDER BY position, id"
+    )
+    bounds = (query.ended_after, query.ended_after, after)
+    return _window(db, query, (window, bounds, "w.position, w.id"), [], base)
+
+
+def _page_by_id(db: sqlite3.Connection, query: FinishedQuery, base: int) -> FinishedPage:
+    down = " DESC" if query.newest_first else ""
+    window = f"SELECT id, position FROM cronoq_ends WHERE id BETWEEN ? AND ? ORDER BY id{down}"
+    found: list[StoredTask] = []
+    for span in id_spans(query.after, newest_first=query.newest_first):
+        result = _window(db, query, (window, span, f"w.id{down}"), found, base)
+        if result.next_after:
+            return result
+        found = result.tasks
+    return FinishedPage(found)
+
+
+def _window(
+    db: sqlite3.Connection,
+    query: FinishedQuery,
+    ordered: tuple[str, tuple[int, ...], str],
+    before: list[StoredTask],
+    base: int,
+) -> FinishedPage:
+    """A page from one window of the ends, behind tasks that were found before."""
+    window, bounds, order = ordered
+    wanted = query.filter or TaskFilter()
+    only = _Filter(wanted)
+    room = query.limit + 1 - len(before)
+    rows = db.execute(
+        f"SELECT {_SLIM} FROM ({window} LIMIT ?) w "
+        "CROSS JOIN cronoq_ends e ON e.id = w.id CROSS JOIN cronoq_tasks t ON t.id = w.id "
+        f"WHERE 1{only.sql} ORDER BY {order} LIMIT ?",
+        (*bounds, LOOKED_AT_MAX if only.sql else room, *only.values, room),
+    ).fetchall()
+    found = before + _ended(rows, base)
+    full = cut(found, query)
+    if full is not None:
+        return full
+    if only.sql:
+        last = db.execute(f"{window} LIMIT 1 OFFSET {LOOKED_AT_MAX - 1}", bounds).fetchone()
+        if last is not None:
+            return page_until(found, unsigned(last[0]), last[1], query)
+    return FinishedPage(fit(found, wanted))

@@ -1,0 +1,72 @@
+"""The SQLite store keeps the contract of the stores, on a real file."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cronoq_server.stores.base import Leadership, Store
+from cronoq_server.stores.sqlite import SqliteStore
+from cronoq_server.stores.sqlite_file import SqliteSettings
+from cronoq_server.testing.store_suite import *  # noqa: F403 (a store's tests are the suite)
+from cronoq_server.testing.store_suite import Place
+
+
+class HandClock:
+    """Clocks of a replica that can be stopped and moved."""
+
+    def __init__(self) -> None:
+        self.wall_offset = 0
+        self.mono_offset = 0
+
+    def wall(self) -> int:
+        """See `LeaseClock.wall`."""
+        return time.time_ns() + self.wall_offset
+
+    def mono(self) -> int:
+        """See `LeaseClock.mono`."""
+        return time.monotonic_ns() + self.mono_offset
+
+
+class SqlitePlace:
+    """A file in a directory of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.settings = SqliteSettings(str(path))
+        self.clocks: dict[Store, HandClock] = {}
+
+    async def open(self) -> Store:
+        """See `Place.open`."""
+        clock = HandClock()
+        store = SqliteStore(self.settings, clock=clock)
+        self.clocks[store] = clock
+        return store
+
+    async def lapse(self, store: Store, _leadership: Leadership, /) -> None:
+        """See `Place.lapse`: its lease has run out, and what it renews has run out too."""
+        self.clocks[store].wall_offset = -3600 * 1_000_000_000
+        with sqlite3.connect(self.settings.path) as db:
+            db.execute("UPDATE cronoq_leader SET expires_at = 0")
+        db.close()
+
+    async def restart(self) -> None:
+        """See `Place.restart`."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes all handles."""
+        for store in self.clocks:
+            await store.close()
+        self.clocks.clear()
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    """A fresh file for each test."""
+    made = SqlitePlace(tmp_path / "cronoq.db")
+    yield made
+    await made.close()
