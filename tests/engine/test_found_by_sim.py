@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cronoq_server.engine.events import DispatchRested, DispatchStopped, Event
-from cronoq_server.engine.model import SECOND, ResourceSettings
+from cronoq_server.engine.model import SECOND, ResourceSettings, Status
 from tests.engine.harness import World, spec
 
 
@@ -20,3 +20,18 @@ def test_nothing_wakes_an_engine_that_may_start_nothing(event: Event) -> None:
     world.leap(5 * SECOND)
 
     assert world.wake_at.mono > world.mono
+
+
+def test_lease_that_never_left_uses_up_no_attempt() -> None:
+    """A session that closes before its leases were released gives them back unused."""
+    world = World()
+    world.releases = False
+    session = world.join()
+    task = world.add(spec())
+    assert world.view(task).attempt == 1
+
+    world.lose(session, clean=True)
+    assert world.status(task) == Status.READY
+
+    world.join()
+    assert (world.status(task), world.view(task).attempt) == (Status.RUNNING, 1)

@@ -116,8 +116,11 @@ def lost(draft: Draft, event: WorkerLost) -> None:
         _disconnect(draft, session)
     if event.clean or session.protocol < RESUMABLE_PROTOCOL:
         for attempt in list(session.leases.values()):
-            message = "its worker's session ended"
-            fail_retryable(draft, session, attempt, Outcome.WORKER_LOST, message)
+            if attempt.released:
+                message = "its worker's session ended"
+                fail_retryable(draft, session, attempt, Outcome.WORKER_LOST, message)
+            else:
+                give_back(draft, session, attempt)  # it never left, so it is not used up
     else:
         leases = state.pools[session.pool].leases
         for attempt in session.leases.values():
