@@ -17,6 +17,7 @@ from cronoq import (
     Backoff,
     Cancel,
     GaveUpError,
+    JsonCodec,
     Permanent,
     Reject,
     Retryable,
@@ -454,6 +455,99 @@ async def test_a_sync_handler_that_ignores_its_abort_keeps_its_slot(server: Scri
         assert started == [1001, 1002]
         ending = asyncio.create_task(_end(stream))
     await ending
+
+
+async def test_an_abort_right_behind_its_lease_frees_the_slot(server: ScriptedServer) -> None:
+    """Also between the start of a handler's task and its first step."""
+    worker = _worker(server, slots=1)
+    gate = Gate()
+    worker.handler("echo")(gate)
+    async with _running(worker, server) as stream:
+        engagement = worker._current()
+        leases = workers_pb2.ServerMessage(lease=make_lease(1))
+        abort = workers_pb2.ServerMessage(abort=workers_pb2.Abort(lease=1))
+        # Both in one turn of the loop, in this order: no message of a server can be that quick.
+        engagement._take(engagement.session.receive(leases, 0.0).begun)
+        engagement._cancel(engagement.session.receive(abort, 0.0).stopped)
+        (report,) = await stream.reports(1)
+        assert report.cancelled.lease == 1
+        gate.opened.set()
+        await stream.lease(make_lease(2))
+        (report,) = await stream.reports(1)
+        assert report.complete.lease == 2
+
+
+class _BadText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class _BadCodec(JsonCodec):
+    def encode(self, value: Any) -> tuple[bytes, str]:
+        """Gives a str for one value."""
+        return ("text", "x") if value == "bad" else super().encode(value)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+async def test_what_users_code_does_wrong_harms_its_own_attempt_only(
+    server: ScriptedServer, is_async: bool
+) -> None:
+    """Exceptions without text, messages that are no text, codecs that give no bytes."""
+    worker = _worker(server, codec=_BadCodec())
+    errors = {
+        "no text": _BadText(),
+        "number": Permanent(5),  # type: ignore[arg-type]
+        "interrupt": SystemExit(),
+    }
+
+    def misbehave(word: str) -> str:
+        if word in errors:
+            raise errors[word]
+        return word
+
+    async def misbehave_async(word: str) -> str:
+        return misbehave(word)
+
+    worker.handler("echo")(misbehave_async if is_async else misbehave)
+    words = [*errors, "bad", "good"]
+    async with _running(worker, server) as stream:
+        leases = [make_lease(n, f'"{word}"'.encode()) for n, word in enumerate(words, 1)]
+        await stream.lease(*leases)
+        told = {}
+        for report in await stream.reports(len(words)):
+            lease = report.fail.lease or report.complete.lease
+            told[words[lease - 1]] = report.fail.message or report.complete.output
+    assert told == {
+        "no text": "_BadText",
+        "number": "5",
+        "interrupt": "SystemExit",
+        "bad": "output not encodable: the codec gave no bytes",
+        "good": b'"good"',
+    }
+
+
+@pytest.mark.parametrize("wait", [-1, float("nan"), float("inf")])
+def test_a_retry_after_that_is_no_time_is_refused(wait: float) -> None:
+    """Where it is said."""
+    with pytest.raises(ValueError, match="retry_after"):
+        Retryable("later", retry_after=wait)
+
+
+async def test_a_loop_closed_without_a_stop_lets_its_leases_go(server: ScriptedServer) -> None:
+    """The worker ends its stream instead of naming leases that nobody runs."""
+    worker = _worker(server)
+    worker.handler("echo")(_same)
+
+    async def forget() -> None:
+        worker.start()
+        await worker.wait_ready()
+
+    forgetting = asyncio.create_task(asyncio.to_thread(asyncio.run, forget()))
+    stream = await server.stream()
+    await stream.accept()
+    await forgetting
+    await stream.lease(make_lease(1))
+    await stream.end_of_worker()
 
 
 async def test_a_sync_handler_can_wait_for_its_abort(server: ScriptedServer) -> None:

@@ -104,7 +104,9 @@ class Engagement:
     # --- what the link says (on its threads) ----------------------------------------------------
 
     def begin(self, runs: list[Run]) -> None:
-        post(self._loop, self._take, runs)
+        if not post(self._loop, self._take, runs):
+            # The loop was closed without a stop: nobody will run these, so let them go.
+            self.link.abandon()
 
     def stop_runs(self, runs: list[Run]) -> None:
         post(self._loop, self._cancel, runs)
@@ -189,7 +191,14 @@ class Engagement:
         return Nacked(text)
 
     async def _run_async(self, handler: Handler, attempt: Attempt, run: Run) -> None:
-        self._end(run, await handler.run_async(attempt, run))
+        outcome: Outcome = Failed("the handler was interrupted")
+        try:
+            if run.stop is None:
+                outcome = await handler.run_async(attempt, run)
+            else:
+                outcome = Failed(run.stop.value)
+        finally:
+            self._end(run, outcome)
 
     def _run_blocking(self, handler: Handler, attempt: Attempt, run: Run) -> None:
         self._ended.append((run, handler.run_blocking(attempt, run)))
@@ -219,12 +228,15 @@ class Engagement:
 
     def _cancel(self, runs: list[Run]) -> None:
         for run in runs:
-            task = self._tasks.get(run)
-            if task is not None:
-                task.cancel()
             if run in self._backlog:
                 self._backlog.remove(run)
                 self._end(run, Nacked("stopped before it began"))
+            elif run not in self._tasks:
+                continue  # It has just ended.
+            task = self._tasks.get(run)
+            if task is not None:
+                # Not at once: a task cancelled before its first step would never say that it ended.
+                self._loop.call_soon(task.cancel)
             reason = run.stop_reason or (run.stop.value if run.stop is not None else "")
             logger.info("task %d: handler told to stop: %s", run.task_id, reason)
             self._hook("on_abort", Attempt(run, self), reason)

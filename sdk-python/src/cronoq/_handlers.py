@@ -20,7 +20,6 @@ from ._payload import Codec
 from ._session import Run, Stop
 from .attempt import Attempt, Cancel, Interceptor, Permanent, Reject, Retryable
 from .errors import PayloadError
-from .options import seconds
 
 logger = logging.getLogger("cronoq.worker")
 
@@ -57,9 +56,13 @@ class Handler:
 
     def _completed(self, value: Any) -> Outcome:
         try:
-            return Completed(*self._codec.encode(value))
+            output, content_type = self._codec.encode(value)
         except PayloadError as error:
             return Failed(f"output not encodable: {error}", permanent=True)
+        if type(output) is not bytes or not content_type.isascii():
+            # One bad report would take the whole message with it.
+            return Failed("output not encodable: the codec gave no bytes", permanent=True)
+        return Completed(output, content_type)
 
     async def run_async(self, attempt: Attempt, run: Run) -> Outcome:
         """Runs an async handler to its end; cancellation is one of its ends."""
@@ -137,15 +140,14 @@ def _around(interceptors: Sequence[Interceptor], attempt: Attempt) -> typing.Ite
 def _outcome_of(error: BaseException, run: Run) -> Outcome:
     match error:
         case Retryable():
-            after = None if error.retry_after is None else seconds(error.retry_after)
-            return Failed(error.message, retry_after_s=after)
+            return Failed(str(error.message), retry_after_s=error.retry_after_s)
         case Permanent():
-            return Failed(error.message, permanent=True)
+            return Failed(str(error.message), permanent=True)
         case Cancel():
             logger.info("task %d cancels itself: %s", run.task_id, error.reason)
             return Cancelled(error.reason)
         case Reject():
-            return Nacked(error.reason)
+            return Nacked(str(error.reason))
         case _:
             if run.stop is None:
                 logger.warning("handler of task %d failed", run.task_id, exc_info=error)
@@ -153,8 +155,12 @@ def _outcome_of(error: BaseException, run: Run) -> Outcome:
 
 
 def _describe(error: BaseException) -> str:
-    text = str(error)
     name = type(error).__name__
+    try:
+        text = str(error)
+    # The text of an exception is made by its own code.
+    except Exception:  # noqa: BLE001
+        return name
     return f"{name}: {text}" if text else name
 
 

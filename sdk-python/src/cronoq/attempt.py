@@ -6,6 +6,7 @@ A handler ends an attempt by returning a value or by raising: `Retryable`, `Perm
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
@@ -30,10 +31,15 @@ class Retryable(Exception):
         Args:
             message: Why, for people.
             retry_after: Wait before the next attempt, seconds; replaces the backoff.
+
+        Raises:
+            ValueError: The wait is negative or no number.
         """
         super().__init__(message)
         self.message = message
-        self.retry_after = retry_after
+        self.retry_after_s = None if retry_after is None else seconds(retry_after)
+        if self.retry_after_s is not None and not 0 <= self.retry_after_s < math.inf:
+            raise ValueError(f"retry_after: {retry_after!r} is no time to wait")
 
 
 class Permanent(Exception):
