@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import e2e, engine, page, placement
+from tests.bench import e2e, engine, idle, page, placement
 
 BENCHES = {
     "e2e": e2e.main,
     "engine": engine.main,
+    "idle": idle.main,
     "page": page.main,
     "placement": placement.main,
 }

@@ -119,7 +119,22 @@ def _engine() -> str:
     return f"{_table(rows)}\n\n{note} beside its payload. {_origin(result)}"
 
 
-TABLES = {"e2e": _e2e, "engine": _engine, "sweep": _sweep}
+def _idle() -> str:
+    result = _load("idle")
+    rows = [
+        ("what", "measured", "at most"),
+        (
+            f"{_grouped(result['workers'])} workers with {result['slots']} slots each, idle",
+            f"{result['server_core_percent']:.1f} % of a core",
+            "10 %",
+        ),
+        ("memory of the server for each", f"{result['kb_per_worker']:.0f} kB", ""),
+        ("all connected within", f"{result['connected_in_s']:.1f} s", ""),
+    ]
+    return f"{_table(rows)}\n\n{_origin(result)}"
+
+
+TABLES = {"e2e": _e2e, "engine": _engine, "idle": _idle, "sweep": _sweep}
 
 
 def render(page: str) -> str:

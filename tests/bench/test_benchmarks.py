@@ -60,12 +60,21 @@ def test_the_whole_system_is_measured_as_json_when_nobody_looks() -> None:
     assert result["store"] == "memory"
 
 
+def test_idle_workers_are_connected_and_counted() -> None:
+    """More of them than connect at once."""
+    result = result_of(bench("idle", "--workers", "60", "--seconds", "0.2"))
+
+    assert result["workers"] == 60
+    assert result["connected_in_s"] > 0
+    assert result["server_core_percent"] >= 0
+
+
 def test_an_unknown_benchmark_is_refused_with_the_names_of_those_there_are() -> None:
     """A slip of the pen costs one look."""
     run = bench("engines")
 
     assert run.returncode == 2
-    assert "e2e, engine" in run.stdout
+    assert "e2e, engine, idle" in run.stdout
 
 
 def test_the_page_shows_the_results_that_lie_beside_it() -> None:
