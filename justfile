@@ -80,6 +80,11 @@ sdk-typescript:
 sdk-rust:
     cd sdk-rust && CARGO_TARGET_DIR="$CRONOQ_CACHE/rust-target" cargo check --locked
 
+# Simulate whole replicas on virtual time (--seeds N, --seed S, --jobs J, --mutants, --regressions)
+[no-exit-message]
+sim *args:
+    @python -m tests.sim "$@"
+
 # Measure (engine, e2e; --json for programs)
 [no-exit-message]
 bench *args:

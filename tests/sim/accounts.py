@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from cronoq_server.engine.effects import Dispatch, Lease
 from cronoq_server.engine.model import PENDING, Now, Status
+from cronoq_server.engine.mutations import TaskInserted
 from cronoq_server.engine.resources import NANO
 from cronoq_server.engine.rows import STARTED
 from cronoq_server.engine.state import WEIGHT_ONE, State, Task
@@ -102,6 +103,7 @@ class Accounts:
             if type(effect) is Dispatch
             for lease in effect.leases
         ]
+        self._check_ids(step)
         self._check_semaphores(bool(started))
         if started:
             self._check_slots(started)
@@ -112,6 +114,12 @@ class Accounts:
         self._check_shares(started)
         if self._steps % EVERY == 0:
             self._count_all()
+
+    def _check_ids(self, step: Step) -> None:
+        """Before they are written: an id that is there already would never be accepted."""
+        for mutation in step.mutations:
+            if type(mutation) is TaskInserted and mutation.task_id in self._known.chronicle.rows:
+                self._broken("ids rise and are never reused", f"{mutation.task_id} again")
 
     # --- resources -------------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ alone, so that what a store forgets or a leader undoes is still known.
 
 from __future__ import annotations
 
+import hashlib
+
 from cronoq_server.engine.model import FIRST_TERMINAL, Status
 from cronoq_server.engine.mutations import (
     ScheduleRemoved,
@@ -95,6 +97,13 @@ class Chronicle:
             self.running[task_id] = None
         else:
             self.running.pop(task_id, None)
+
+    def digest(self) -> str:
+        """One short text for all that was committed, in its order."""
+        ends = sorted(self.ends.items())
+        changes = sorted((i, c.status, c.attempt, c.at) for i, c in self.changes.items())
+        whole = repr((self.position, self.epoch, list(self.rows), ends, changes))
+        return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
     def status(self, task_id: int) -> int:
         """The last written status; 0 = none was."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,7 +59,8 @@ class Outcome:
         terms: How many leaderships served.
         faults: What went wrong on purpose, by kind.
         ends: How tasks ended, by status.
-        steps: A digest of all that was committed, for comparing two runs.
+        digest: Of all that was committed, for comparing two runs.
+        cpu_s: CPU time that it took.
     """
 
     seed: int
@@ -70,6 +72,7 @@ class Outcome:
     faults: dict[str, int] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
     digest: str = ""
+    cpu_s: float = 0.0
 
 
 class Play:
@@ -500,6 +503,7 @@ def _roomy(call: int, rules: Any) -> events.ResizeResource:
 
 def play(seed: int) -> Outcome:
     """Plays one seed."""
+    begun = time.process_time()
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
     outcome = Outcome(seed)
@@ -517,6 +521,7 @@ def play(seed: int) -> Outcome:
         outcome.tasks = len(chronicle.rows)
         outcome.terms = world.terms
         outcome.faults = world.faults
+        outcome.digest = chronicle.digest()
         for ends in chronicle.ends.values():
             name = Status(ends[-1][1]).name
             outcome.ends[name] = outcome.ends.get(name, 0) + 1
@@ -526,4 +531,5 @@ def play(seed: int) -> Outcome:
     finally:
         asyncio.set_event_loop(None)
         loop.close()
+        outcome.cpu_s = time.process_time() - begun
     return outcome

@@ -32,6 +32,9 @@ from tests.sim.shared_disk import DistantStore, Term, Weather
 TAIL = 14
 """Steps that are shown when a promise was broken."""
 
+STEPS_MAX = 60_000
+"""Steps after which a world is taken to spin."""
+
 POLL: Duration = 250 * MILLISECOND
 """How long a standby takes at most to notice that nobody leads."""
 
@@ -76,6 +79,7 @@ class WatchedEngine(Engine):
 
     def step(self, happened: Sequence[Event], now: Now) -> Step:
         """See `Engine.step`."""
+        self._world.note_step()
         step = super().step(happened, now)
         self._world.tail.append(Taken(self._state.settings.epoch, now, tuple(happened), step))
         self._accounts.stepped(step, now)
@@ -222,6 +226,7 @@ class World:
         self.vacancy.set()
         self._served = asyncio.Event()
         self._numbers = 0
+        self._steps = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
     # --- tasks and time --------------------------------------------------------------------------
@@ -241,6 +246,17 @@ class World:
         if error is not None and not isinstance(error, Broken):
             text = "".join(traceback.format_exception(error))
             self.known.broken("nobody contradicts himself", text)
+
+    def note_step(self) -> None:
+        """An engine takes a step; a world that takes too many spins.
+
+        Raises:
+            Broken: It does.
+        """
+        self._steps += 1
+        if self._steps > STEPS_MAX:
+            self.known.broken("time goes on", f"more than {STEPS_MAX} steps")
+            raise Broken
 
     async def sleep(self, duration: Duration) -> None:
         """Returns after so many nanoseconds."""

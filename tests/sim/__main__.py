@@ -1,0 +1,99 @@
+"""The simulator from the command line: `python -m tests.sim --seeds N`, or `./justw sim …`.
+
+Prints what was broken, and at the end one line: `N seeds, V violations, H simulated hours`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from tests.sim import mutants
+from tests.sim.play import Outcome, play
+from tests.sim.trace import report
+
+REGRESSIONS = Path(__file__).with_name("regressions.txt")
+"""Seeds that once found something, one a line; what follows a number is a comment."""
+
+PIECE = 20
+"""Seeds that one process plays at a time."""
+
+CATCH_WITHIN = 500
+"""Seeds within which every mutant must be caught."""
+
+
+def regressions() -> list[int]:
+    """The seeds of `regressions.txt`."""
+    lines = REGRESSIONS.read_text().splitlines()
+    return [int(line.split()[0]) for line in lines if line[:1].isdigit()]
+
+
+def play_all(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
+    """Plays seeds in order, on several processes if wanted; what came of each."""
+    seeds = list(seeds)
+    if jobs <= 1:
+        yield from map(quietly, seeds)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(quietly, seeds, chunksize=PIECE)
+
+
+def quietly(seed: int) -> Outcome:
+    """Plays one seed without a word in the log."""
+    logging.disable(logging.CRITICAL)
+    return play(seed)
+
+
+def main(arguments: list[str]) -> int:
+    """Plays what the command line says; 1 if anything was broken."""
+    given = _parser().parse_args(arguments)
+    if given.mutants:
+        return mutants.hunt(given.seed, CATCH_WITHIN, given.only)
+    seeds = regressions() if given.regressions else range(given.seed, given.seed + given.seeds)
+    violations, hours, count = 0, 0.0, 0
+    begun = time.process_time()
+    slowest = (0.0, 0)
+    for outcome in play_all(seeds, given.jobs):
+        count += 1
+        hours += outcome.hours
+        violations += len(outcome.violations)
+        slowest = max(slowest, (outcome.cpu_s, outcome.seed))
+        if outcome.violations:
+            print(report(outcome), flush=True)
+        if given.verbose:
+            print(_line(outcome), flush=True)
+    if given.verbose:
+        print(f"slowest: seed {slowest[1]}, {slowest[0]:.2f} s of CPU; here {time.process_time() - begun:.1f} s")
+    print(f"{count} seeds, {violations} violations, {hours:.1f} simulated hours")
+    return 1 if violations else 0
+
+
+def _line(outcome: Outcome) -> str:
+    faults = sum(outcome.faults.values())
+    ends = " ".join(f"{name.lower()}={count}" for name, count in sorted(outcome.ends.items()))
+    return (
+        f"seed {outcome.seed}: {outcome.cpu_s:.2f} s, {outcome.tasks} tasks, {faults} faults, "
+        f"{outcome.terms} terms, {outcome.hours:.3f} h; {ends}"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./justw sim", description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=300, help="how many seeds (300)")
+    parser.add_argument("--seed", type=int, default=1, help="the first one (1)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side (1)")
+    parser.add_argument("--regressions", action="store_true", help="the seeds of regressions.txt")
+    parser.add_argument("--mutants", action="store_true", help="show that every mutant is caught")
+    parser.add_argument("--only", default="", help="with --mutants: this one alone")
+    parser.add_argument("--verbose", action="store_true", help="one line for each seed")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
