@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -57,11 +56,11 @@ def main(arguments: list[str]) -> int:
         return mutants.hunt(given.seed, CATCH_WITHIN, given.only)
     seeds = regressions() if given.regressions else range(given.seed, given.seed + given.seeds)
     violations, hours, count = 0, 0.0, 0
-    begun = time.process_time()
-    slowest = (0.0, 0)
+    slowest, cpu_s = (0.0, 0), 0.0
     for outcome in play_all(seeds, given.jobs):
         count += 1
         hours += outcome.hours
+        cpu_s += outcome.cpu_s
         violations += len(outcome.violations)
         slowest = max(slowest, (outcome.cpu_s, outcome.seed))
         if outcome.violations:
@@ -69,7 +68,7 @@ def main(arguments: list[str]) -> int:
         if given.verbose:
             print(_line(outcome), flush=True)
     if given.verbose:
-        print(f"slowest: seed {slowest[1]}, {slowest[0]:.2f} s of CPU; here {time.process_time() - begun:.1f} s")
+        print(f"slowest: seed {slowest[1]} with {slowest[0]:.2f} s, all: {cpu_s:.1f} s of CPU")
     print(f"{count} seeds, {violations} violations, {hours:.1f} simulated hours")
     return 1 if violations else 0
 
@@ -84,7 +83,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="./justw sim", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="./justw sim", description="Simulates whole replicas.")
     parser.add_argument("--seeds", type=int, default=300, help="how many seeds (300)")
     parser.add_argument("--seed", type=int, default=1, help="the first one (1)")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side (1)")

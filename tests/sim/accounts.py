@@ -295,9 +295,7 @@ class Accounts:
                 tenants[spec.tenant] = tenants.get(spec.tenant, 0) + 1
         return waiting
 
-    def _forget_the_sated(
-        self, pool: str, waiting: dict[tuple[str, int], dict[str, int]]
-    ) -> None:
+    def _forget_the_sated(self, pool: str, waiting: dict[tuple[str, int], dict[str, int]]) -> None:
         """Only tenants that wait without a break are compared."""
         for name in [name for name in self._shares if name[0] == pool]:
             if self._shares[name].got.keys() != waiting.get(name, {}).keys():
@@ -315,8 +313,8 @@ class Accounts:
         booked: dict[str, int] = {}
         pins: dict[int, int] = {}
         for task in state.tasks.values():
-            name = (task.spec.pool, task.status)
-            counts[name] = counts.get(name, 0) + 1
+            kind = (task.spec.pool, int(task.status))
+            counts[kind] = counts.get(kind, 0) + 1
             if task.status == Status.READY:
                 place = (task.spec.pool, task.priority)
                 lined[place] = lined.get(place, 0) + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cronoq_server.engine import effects, events
@@ -86,7 +87,7 @@ class Callers:
             if driver is None:
                 continue
             try:
-                answer = await self._on(process, driver.inbox.ask(lambda n: build(driver, n)))
+                answer = await self._on(process, driver.inbox.ask(partial(build, driver)))
             except (Lost, Refused) as error:
                 reason = error.refusal.reason if isinstance(error, Refused) else None
                 if reason is not None and reason not in PASSING:
@@ -172,9 +173,7 @@ class Callers:
                 return
             following = page.next_after
         await self._quietly(
-            lambda _, call: events.Bulk(
-                call, wanted, action, 20, found=found, found_next=following
-            )
+            lambda _, call: events.Bulk(call, wanted, action, 20, found=found, found_next=following)
         )
 
     async def operate(self, build: Callable[[int], events.Event], tries: int = 4) -> Any:

@@ -96,9 +96,9 @@ class VirtualLoop(base_events.BaseEventLoop):
         """Seconds since the world began."""
         return self.timeline.now / SECOND
 
-    def call_at(self, *_args: Any, **_given: Any) -> asyncio.TimerHandle:
+    def call_at(self, when: float, *_args: Any, **_given: Any) -> asyncio.TimerHandle:  # type: ignore[override]
         """Nobody sleeps but through a clock."""
-        raise AssertionError("in here time passes only through a clock")
+        raise AssertionError(f"in here time passes only through a clock, not until {when}")
 
     def _run_once(self) -> None:
         ready: Any = self._ready  # type: ignore[attr-defined]

@@ -116,9 +116,7 @@ class OneLeader:
                 self.promise, f"epoch {epoch} committed batch {batch.position} under {latest}"
             )
         if batch.position != chronicle.position + 1:
-            self._known.broken(
-                self.promise, f"batch {batch.position} follows {chronicle.position}"
-            )
+            self._known.broken(self.promise, f"batch {batch.position} follows {chronicle.position}")
 
 
 class Ids:
@@ -284,7 +282,9 @@ class Edges:
                 known.broken(self.promise, f"task {task_id} was skipped for no reason: {change}")
 
     def _parents(self, target: TaskRef) -> Iterable[int]:
-        return self._known.chronicle.by_key.get(target, ()) if isinstance(target, str) else (target,)
+        return (
+            self._known.chronicle.by_key.get(target, ()) if isinstance(target, str) else (target,)
+        )
 
     def _held(self, target: TaskRef, condition: int) -> bool:
         ends = self._known.chronicle.ends
@@ -300,8 +300,7 @@ class Edges:
             return True
         for edge in spec.dependencies:
             if isinstance(edge.target, str) and (
-                edge.target not in by_key
-                or self._known.pools[spec.pool].await_unknown_dependencies
+                edge.target not in by_key or self._known.pools[spec.pool].await_unknown_dependencies
             ):
                 return True
             for parent in self._parents(edge.target):

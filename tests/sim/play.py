@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -133,9 +134,8 @@ class Play:
     def _staff(self) -> None:
         for pool in self.draw.settings.pools:
             for _ in range(self.chance.randrange(1, 4)):
-                self.world.timeline.at(
-                    int(self.chance.random() * 20 * SECOND), lambda p=pool.name: self._hire(p)
-                )
+                at = int(self.chance.random() * 20 * SECOND)
+                self.world.timeline.at(at, partial(self._hire, pool.name))
 
     def _hire(self, pool: str) -> None:
         chance, draw = self.chance, self.draw
@@ -153,7 +153,7 @@ class Play:
                 f"{pool}-{self._names}",
                 pool,
                 chance.choice((1, 2, 4, 8)),
-                dict(labels) and tuple(sorted(dict(labels).items())) or (),
+                tuple(sorted(dict(labels).items())),
                 kinds,
                 3 if old else 4,
                 draw.temper,
@@ -173,11 +173,12 @@ class Play:
             planned += len(specs)
             patience = int(self.chance.random() * 20 * SECOND)
             wait = self.chance.random() < 0.2
-            self._later(
-                lambda s=specs, m=mode, p=patience, w=wait: self.callers.submit(  # type: ignore[misc]
-                    [self._with_ids(spec) for spec in s], m, p, w
-                )
-            )
+            self._later(partial(self._submit, specs, mode, patience, wait))
+
+    async def _submit(
+        self, specs: list[TaskSpec], mode: events.SubmitMode, patience: Duration, wait: bool
+    ) -> None:
+        await self.callers.submit([self._with_ids(spec) for spec in specs], mode, patience, wait)
 
     def _with_ids(self, spec: TaskSpec) -> TaskSpec:
         """Fills in ids of parents: places among the acknowledged ids, from the end."""
@@ -204,22 +205,25 @@ class Play:
         chance, callers = self.chance, self.callers
         for _ in range(chance.randrange(8, 20)):
             detail = chance.random() < 0.4
-            self._later(lambda d=detail: callers.get(self._target(), d))  # type: ignore[misc]
+            self._later(partial(self._get, detail))
         for _ in range(chance.randrange(2, 6)):
             wanted = TaskFilter(
                 pools=chance.choice(((), ("main",))),
                 statuses=chance.choice(((), (1, 2, 3, 4, 5), (6, 7, 8))),
             )
             order = chance.random() < 0.5
-            self._later(lambda w=wanted, o=order: callers.list_all(w, o))  # type: ignore[misc]
+            self._later(partial(callers.list_all, wanted, order))
         for _ in range(chance.randrange(3, 8)):
             patience = chance.choice((None, int(chance.random() * 20 * SECOND)))
-            self._later(
-                lambda p=patience: callers.wait(  # type: ignore[misc]
-                    tuple(dict.fromkeys((self._target(), self._target()))), p
-                )
-            )
+            self._later(partial(self._wait, patience))
         self._later(callers.snapshot)
+
+    async def _get(self, detail: bool) -> None:
+        await self.callers.get(self._target(), detail)
+
+    async def _wait(self, patience: Duration | None) -> None:
+        targets = tuple(dict.fromkeys((self._target(), self._target())))
+        await self.callers.wait(targets, patience)
 
     # --- operators -------------------------------------------------------------------------------
 
@@ -254,9 +258,9 @@ class Play:
         for number in range(chance.randrange(1, 5)):
             for _ in range(chance.choice((1, 1, 2))):
                 spec = self.draw.schedule(number)
-                self._later(lambda s=spec: self._put(s))  # type: ignore[misc]
+                self._later(partial(self._put, spec))
             for _ in range(chance.randrange(0, 4)):
-                self._later(lambda n=spec.name: self._touch_schedule(n))  # type: ignore[misc]
+                self._later(partial(self._touch_schedule, spec.name))
 
     async def _put(self, spec: Any) -> None:
         calendar = parse(spec.cron, spec.zone, Gap(spec.gap), Fold(spec.fold))
@@ -454,14 +458,12 @@ class Play:
             worker.leave()
         await world.sleep(SECOND)
         for name in list(world.known.chronicle.schedules):
-            await callers.operate(lambda call, n=name: events.RemoveSchedule(call, n), 99)  # type: ignore[misc]
+            await callers.operate(partial(_remove, name), 99)
         for pool in self.draw.settings.pools:
-            await callers.operate(
-                lambda call, n=pool.name: events.SetPoolPaused(call, n, False), 99  # type: ignore[misc]
-            )
+            await callers.operate(partial(_resume, pool.name), 99)
             self._hire_helper(pool.name, pool.max or 12)
         for rules in self.draw.settings.resources:
-            await callers.operate(lambda call, r=rules: _roomy(call, r), 99)  # type: ignore[misc]
+            await callers.operate(partial(_roomy, rules), 99)
 
     def _hire_helper(self, pool: str, slots: int) -> None:
         calm = Temper(0, 0, 0, 0, 0)
@@ -495,7 +497,15 @@ class Play:
             leader.engine.at_rest()
 
 
-def _roomy(call: int, rules: Any) -> events.ResizeResource:
+def _remove(name: str, call: int) -> events.RemoveSchedule:
+    return events.RemoveSchedule(call, name)
+
+
+def _resume(pool: str, call: int) -> events.SetPoolPaused:
+    return events.SetPoolPaused(call, pool, False)
+
+
+def _roomy(rules: Any, call: int) -> events.ResizeResource:
     if rules.kind == "semaphore":
         return events.ResizeResource(call, rules.name, permits=20)
     return events.ResizeResource(call, rules.name, rate=50 * SECOND, burst=20)

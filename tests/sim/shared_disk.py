@@ -136,9 +136,12 @@ class DistantStore:
         try:
             await request.done
         except asyncio.CancelledError:
-            # A living process takes its request back; a dying one has sent it or has not.
-            request.is_void = not self.is_cut or self._chance.random() < 0.5
+            request.is_void = self._takes_back()
             raise
+
+    def _takes_back(self) -> bool:
+        """A living process takes its request back; a dying one has sent it or has not."""
+        return not self.is_cut or self._chance.random() < 0.5
 
     def _arrive(self, request: _Request, term: Term, batch: Batch, fate: str) -> None:
         if request.is_void:

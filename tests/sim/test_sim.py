@@ -1,4 +1,4 @@
-"""The simulator in short: some hundred worlds, those that once broke, and a bug that must be seen."""
+"""The simulator in short: hundreds of worlds, those that once broke, and a bug to be seen."""
 
 from __future__ import annotations
 

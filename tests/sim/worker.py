@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cronoq_server.engine.effects import (
@@ -138,7 +139,7 @@ class Worker:
     def _registration(self, number: int, _token: bytes) -> WorkerJoined:
         resume = None
         if self._token and self.protocol >= 4:
-            named = {lease: None for lease in self._running}
+            named = dict.fromkeys(self._running)
             for reports in self._unheard.values():
                 named.update((report.lease, None) for report in reports)
             resume = Resume(self._token, tuple(named))
@@ -301,7 +302,7 @@ class Worker:
             kept = [report for report in reports if report.lease in adopted]
             if kept and number > joined.reports_seen:
                 self._unheard[number] = kept
-                self._send(lambda s, n=number, r=kept: s.reported(n, list(r)))  # type: ignore[misc]
+                self._send(partial(_report, number, kept))
         self._reports = max(self._reports, joined.reports_seen)
         self._arm_beat(session)
 
@@ -418,7 +419,9 @@ class Worker:
             progress = ((named[0], Progress(b"on", 0.5)),)
         self._beats += 1
         number, last = (self._beats, self._last_lease) if self.protocol >= 4 else (0, 0)
-        self._send(
-            lambda s: s.beat(HeartbeatsRead(s.number, named, progress, number, last))
-        )
+        self._send(lambda s: s.beat(HeartbeatsRead(s.number, named, progress, number, last)))
         self._arm_beat(session)
+
+
+def _report(number: int, reports: list[Report], session: Session) -> None:
+    session.reported(number, list(reports))

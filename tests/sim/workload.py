@@ -33,7 +33,14 @@ from tests.sim.worker import Temper
 LABELS = (("zone", "a"), ("zone", "b"), ("gpu", ""))
 KINDS = ("default", "mail", "video", "report")
 TENANTS = ("ann", "bob", "cy")
-CRONS = ("*/5 * * * * *", "*/20 * * * * *", "* * * * *", "*/2 * * * *", "30 */3 * * * *", "0 * * * *")
+CRONS = (
+    "*/5 * * * * *",
+    "*/20 * * * * *",
+    "* * * * *",
+    "*/2 * * * *",
+    "30 */3 * * * *",
+    "0 * * * *",
+)
 ZONES = ("UTC", "Europe/Berlin", "Australia/Lord_Howe")
 
 
