@@ -54,8 +54,20 @@ class PoolRules(msgspec.Struct, frozen=True):
 class Hall:
     """One pool: its sessions, its gates, its queues and its held slots."""
 
-    __slots__ = ("gates", "has_patients", "holds", "index", "is_dirty", "patients", "paused",
-                 "queues", "roster", "rules", "turns")  # fmt: skip
+    __slots__ = (
+        "classes",
+        "gates",
+        "has_patients",
+        "holds",
+        "index",
+        "is_dirty",
+        "patients",
+        "paused",
+        "queues",
+        "roster",
+        "rules",
+        "turns",
+    )
 
     def __init__(self, index: int, rules: PoolRules, resources: Resources) -> None:
         self.index = index
@@ -71,6 +83,7 @@ class Hall:
         if rules.fair_share:
             self.turns = [Turns(False, rules.weights, rules.default_weight) for _ in range(5)]
         self.queues: list[Queue] = [*self.turns] or [Line(False) for _ in range(5)]
+        self.classes = tuple(self.queues[1:])
         self.patients = [Patients(False) for _ in range(5)]
 
     def remask(self) -> None:

@@ -65,6 +65,7 @@ class Passes:
         self._aside: dict[Resource, list[tuple[Rank, int]]] = {}  # what elders keep from others
         self._reopenings: list[tuple[int, str]] = []  # (mono, name) of closed buckets
         self._is_short = False  # the last pass ended with claims
+        self._flips = 0  # how often an account was closed or opened
 
     def touch(self, hall: Hall) -> None:
         """Notes that something in a hall changed that may let a task start."""
@@ -152,10 +153,11 @@ class Passes:
         if closed == account.closed:
             return
         account.closed = closed
+        self._flips += 1
         for index in account.pools:
             hall = self._halls[index]
             for demand in hall.gates.set_closed(account, closed):
-                for queue in hall.queues:
+                for queue in hall.classes:
                     queue.show(demand)
             if not closed:
                 self.touch(hall)
@@ -180,6 +182,7 @@ class Passes:
             hall = stand.hall
             gates = hall.gates
             demand = task.p_via or task.demand
+            flips = self._flips
             if not demand.needs and stand.queue.is_plain and not len(hall.holds):
                 self._start_many(heap, wall, started)
             elif (
@@ -198,8 +201,12 @@ class Passes:
                 heappop(heap)
             else:
                 heapreplace(heap, (*_rank(following, wall), following, stand))
-            for other in fair:
-                self._check_turn(other, heap, wall)
+            if fair:
+                # A start changes its own hall; an account may change any.
+                halls = fair.values() if self._flips != flips else (fair.get(hall.index, ()),)
+                for stands in halls:
+                    for other in stands:
+                        self._check_turn(other, heap, wall)
 
     def _start_many(self, heap: list[_Candidate], wall: int, started: Started) -> None:
         """Starts tasks from the head of the best line while they are the best.
@@ -233,24 +240,24 @@ class Passes:
             line.advance(index, len(started) - count)
         hall.gates.refresh()
 
-    def _candidates(self, wall: int) -> tuple[list[_Candidate], list[_Stand]]:
+    def _candidates(self, wall: int) -> tuple[list[_Candidate], dict[int, list[_Stand]]]:
         """Returns the best task of each class of each hall that may give something, as a heap.
 
-        And the stands among them whose tenants take turns.
+        And the stands among them whose tenants take turns, by hall.
         """
         heap: list[_Candidate] = []
-        fair: list[_Stand] = []
+        fair: dict[int, list[_Stand]] = {}
         for hall in self._dirty:
             open_bits = 0 if hall.paused else hall.gates.open_bits
             if not open_bits:
                 continue
-            for queue in hall.queues:
+            for queue in hall.classes:
                 task = queue.first(open_bits, wall)
                 if task is not None:
                     stand = _Stand(hall, queue, task)
                     heap.append((*_rank(task, wall), task, stand))
                     if hall.turns:
-                        fair.append(stand)
+                        fair.setdefault(hall.index, []).append(stand)
         heapify(heap)
         return heap, fair
 
