@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cronoq_server.engine.engine import Engine, Step
     from tests.sim.oracle import Known
 
-EVERY = 12
+EVERY = 20
 """All live tasks are counted after every so many steps."""
 
 LOOK_EVERY = 2
@@ -68,6 +68,12 @@ class Accounts:
         self._starts = 0
         self._buckets: dict[str, Bucket] = {}
         self._shares: dict[tuple[str, int], Shares] = {}
+        self._counts: dict[str, tuple[tuple[int, ...], int]] = {}
+        self._weights = {
+            (pool.name, tenant): max(1, round(weight * WEIGHT_ONE))
+            for pool in known.settings.pools
+            for tenant, weight in pool.tenant_weights
+        }
         self._biggest: dict[tuple[str, int, str], int] = {}
 
     @property
@@ -241,8 +247,12 @@ class Accounts:
         for name, pool in state.pools.items():
             if not pool.settings.fair_share:
                 continue
-            waiting = self._waiting(name)
             mine = sorted((x.lease, x) for _, x in started if x.spec.pool == name)
+            count = (state.placement.count(name), len(state.tasks))
+            if not mine and self._counts.get(name) == count:
+                continue
+            self._counts[name] = count
+            waiting = self._waiting(name)
             for _, lease in mine:
                 tenants = waiting.setdefault((name, lease.spec.priority), {})
                 tenants[lease.spec.tenant] = tenants.get(lease.spec.tenant, 0) + 1
@@ -258,8 +268,7 @@ class Accounts:
     def _cost(self, task: Task) -> int:
         """What a start costs its tenant; remembers the biggest."""
         spec = task.spec
-        weights = dict(self._state.pools[spec.pool].settings.tenant_weights)
-        weight = max(1, round(weights.get(spec.tenant, 1.0) * WEIGHT_ONE))
+        weight = self._weights.get((spec.pool, spec.tenant), WEIGHT_ONE)
         cost = max(COST_MIN, task.expected) * WEIGHT_ONE // weight
         name = (spec.pool, spec.priority, spec.tenant)
         self._biggest[name] = max(self._biggest.get(name, 0), cost)

@@ -43,6 +43,8 @@ HEALING_MAX: Duration = 3 * 3600 * SECOND
 
 FAULTS_MIN = 5
 
+TASKS_MIN = 300
+
 LONG_JUMPS = (2 * 3600 * SECOND, -2 * 3600 * SECOND, 26 * 3600 * SECOND)
 SHORT_JUMPS = (5 * SECOND, 90 * SECOND, 1500 * SECOND, -3 * SECOND, -60 * SECOND, -600 * SECOND)
 
@@ -115,7 +117,9 @@ class Play:
         self._plan_operators()
         self._plan_faults()
         await self._until(draw.length)
+        await self._top_up_faults()
         await self._heal()
+        await self._top_up_tasks()
         await self._rest()
         self._judge()
 
@@ -437,6 +441,13 @@ class Play:
             if which in (index, 2):
                 self.world.set_wall(index, jump)
 
+    async def _top_up_faults(self) -> None:
+        """A seed whose faults found nobody to hit gets some more."""
+        world = self.world
+        while sum(world.faults.values()) < FAULTS_MIN and not world.known.violations:
+            await self._crash_leader()
+            await world.sleep(4 * SECOND)
+
     # --- healing ---------------------------------------------------------------------------------
 
     async def _heal(self) -> None:
@@ -464,6 +475,13 @@ class Play:
             self._hire_helper(pool.name, pool.max or 12)
         for rules in self.draw.settings.resources:
             await callers.operate(partial(_roomy, rules), 99)
+
+    async def _top_up_tasks(self) -> None:
+        """A seed that refused too many gets as many plain tasks more as it lacks."""
+        rows = self.world.known.chronicle.rows
+        while len(rows) < TASKS_MIN and not self.world.known.violations:
+            specs = [TaskSpec("main", "default") for _ in range(min(6, TASKS_MIN - len(rows)))]
+            await self.callers.submit(specs, events.SubmitMode.BATCH, 60 * SECOND, False)
 
     def _hire_helper(self, pool: str, slots: int) -> None:
         calm = Temper(0, 0, 0, 0, 0)

@@ -21,7 +21,7 @@ from cronoq_server.engine.events import Event
 from cronoq_server.engine.model import MILLISECOND, SECOND, Duration, EngineSettings, Now
 from cronoq_server.engine.mutations import RecoveredChunk
 from cronoq_server.runtime.clock import after
-from cronoq_server.runtime.driver import Driver, DriverSettings
+from cronoq_server.runtime.driver import Driver, DriverSettings, Ending
 from cronoq_server.stores.base import Batch, Fenced, Rejected, StoreError, TimeBase, Unavailable
 from cronoq_server.stores.memory import MemoryDisk
 from tests.sim.accounts import Accounts
@@ -31,6 +31,9 @@ from tests.sim.shared_disk import DistantStore, Term, Weather
 
 TAIL = 14
 """Steps that are shown when a promise was broken."""
+
+KEEP_EVERY: Duration = 2 * SECOND
+"""How often a leader that has nothing to write looks whether it still leads."""
 
 STEPS_MAX = 60_000
 """Steps after which a world is taken to spin."""
@@ -161,13 +164,32 @@ class Process:
         world.terms += 1
         self.driver, self.engine = driver, engine
         world.serving(self)
+        running = world.spawn(driver.run())
+        keeping = world.spawn(self._keep(term, running))
         try:
-            await driver.run()
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            running.cancel()
+            await asyncio.wait([running])
+            raise
         finally:
+            keeping.cancel()
             self.driver = self.engine = None
             self.cut_links()
             world.look_for_vacancy()
             world.lapse_later(term.epoch)
+
+    async def _keep(self, term: Term, running: asyncio.Task[Ending]) -> None:
+        """Looks now and then whether the term still holds, as whoever holds a lock must."""
+        while True:
+            await self.clock.sleep_until(after(self.clock.now(), KEEP_EVERY))
+            try:
+                await term.check()
+            except Fenced:
+                running.cancel()
+                return
+            except Unavailable:
+                continue
 
     def crash(self) -> None:
         """The process is gone between one instruction and the next."""
