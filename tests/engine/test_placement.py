@@ -425,6 +425,17 @@ class TestFairShare:
         desk.worker(1, 20)
         assert sum(number in urgent for number, _ in desk.run(30)) == 10
 
+    def test_the_next_tenant_may_rank_above_other_classes(self) -> None:
+        """When the one whose turn it was finds no slot any more, the next one's urgency counts."""
+        desk = Desk(PoolRules("p", True))
+        desk.worker(1, 1, kinds=("a",))
+        desk.worker(2, 1, kinds=("c",))
+        desk.push(LOW, tenant="first", kind="a")
+        urgent = desk.push(LOW, tenant="second", kind="c", latest=desk.now)
+        high = desk.push(HIGH, kind="a")
+        desk.push(NORMAL, kind="c")
+        assert desk.run() == [(high, 1), (urgent, 2)]
+
 
 class TestResources:
     """Limits, and who is held by them."""
