@@ -126,6 +126,9 @@ class Hall:
 
     def replan(self, task: Waiting, rush: Rush | None, is_hot: bool) -> None:
         """Gives a task in line another deadline; `is_hot` says whether it presses now."""
+        if task.p_at != HOT and not is_hot:
+            task.p_rush = rush
+            return
         queue = self.queues[task.priority]
         line = queue.line_of(task)
         line.remove(task)
