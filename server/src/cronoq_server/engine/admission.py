@@ -261,7 +261,7 @@ def _create(
             finish(draft, task, Cause.PARENT_IMPOSSIBLE, newcomer.doom)
     for newcomer in newcomers:
         if newcomer.spec.key:
-            _arrived(draft, created[newcomer.index])
+            arrived(draft, created[newcomer.index])
 
 
 def _tie(draft: Draft, task: Task, newcomer: Newcomer, created: dict[int, Task]) -> None:
@@ -282,7 +282,7 @@ def _tie(draft: Draft, task: Task, newcomer: Newcomer, created: dict[int, Task])
         state.mono_timers.arm(draft.now.mono + until, TimerKind.AWAIT, task)
 
 
-def _arrived(draft: Draft, parent: Task) -> None:
+def arrived(draft: Draft, parent: Task) -> None:
     """A key that others awaited is there: their edges lead to its task from now on."""
     state = draft.state
     waiting = state.awaited.pop(parent.spec.key, None)

@@ -82,10 +82,8 @@ def clock_moved(state: State, now: Now) -> None:
     for task in list(state.tasks.values()):
         deadline = task.deadline_at
         if deadline is not None and task.status == Status.READY:
-            state.placement.withdraw(task)
             latest = deadline - task.expected + to_mono
-            avoid = task.avoids(now.mono)
-            state.placement.push_back(task, now.mono, latest, task.expected, avoid)
+            state.placement.set_latest(task, now.mono, latest, task.expected)
 
 
 def _line_order(task: Task) -> tuple[int, int]:

@@ -159,7 +159,7 @@ def _place(draft: Draft, task: Task, stored: StoredTask, doomed: bool) -> None:
     if task.unmet or doomed:
         draft.transition(task, Cause.WAITS_FOR_PARENTS)
     else:
-        _settle_since(draft, task)
+        _settle_since(draft, task, stored)
 
 
 def _go_on(draft: Draft, task: Task, change: StatusChanged) -> None:
@@ -180,10 +180,12 @@ def _go_on(draft: Draft, task: Task, change: StatusChanged) -> None:
         became_ready(draft, task, now.mono - max(0, now.wall - change.retry_at))
 
 
-def _settle_since(draft: Draft, task: Task) -> None:
+def _settle_since(draft: Draft, task: Task, stored: StoredTask) -> None:
     """Ready or scheduled; a task that waited before goes on with the wait it had."""
     now = draft.now
-    ready_at = task.created_at if task.due_at is None else max(task.created_at, task.due_at)
+    ready_at = task.created_at if stored.change is None else stored.change.at
+    if task.due_at is not None:
+        ready_at = max(ready_at, task.due_at)
     for parent in draft.state.parents.get(task.id, ()):
         ended = draft.state.finished.get(parent)
         if ended is not None:

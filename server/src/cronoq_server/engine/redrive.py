@@ -7,11 +7,17 @@ skipped. The task's spec comes from the store: the engine keeps none of ended ta
 
 from __future__ import annotations
 
-from cronoq_server.engine.admission import arm_instants, derive_instants, drop_past
+from cronoq_server.engine.admission import (
+    arm_instants,
+    arrived,
+    derive_instants,
+    drop_past,
+)
 from cronoq_server.engine.draft import Draft
 from cronoq_server.engine.effects import Bulked, Done
 from cronoq_server.engine.ending import edge_holds, refuse_unknown
 from cronoq_server.engine.events import Bulk, Delete, Redrive
+from cronoq_server.engine.judging import resources_refusal
 from cronoq_server.engine.lifecycle import Cause
 from cronoq_server.engine.model import (
     FIRST_TERMINAL,
@@ -25,6 +31,7 @@ from cronoq_server.engine.mutations import StoredTask, TaskDeleted
 from cronoq_server.engine.policies import effective_retry
 from cronoq_server.engine.queries import cancel_task, is_hidden, within
 from cronoq_server.engine.readiness import settle
+from cronoq_server.engine.starts import book_again
 from cronoq_server.engine.state import State, Task
 from cronoq_server.engine.views import matches, scan
 
@@ -41,10 +48,10 @@ def redrive(draft: Draft, event: Redrive) -> None:
         return
     stored = event.found.get(event.target) if event.found else None
     hidden = event.scope is not None and stored and stored.spec.pool not in event.scope
-    if stored is None or stored.change is None or hidden:
+    if stored is None or stored.change is None or hidden or stored.task_id in state.deleted:
         refuse_unknown(draft, event.call, event.target)
         return
-    if stored.change.status == Status.SUCCEEDED:
+    if Status.SUCCEEDED in (stored.change.status, known.status if known is not None else 0):
         draft.reply(event.call, Done(False))
         return
     refusal = put_back(draft, stored)
@@ -58,6 +65,14 @@ def put_back(draft: Draft, stored: StoredTask) -> Refusal | None:
     pool = state.pools.get(spec.pool)
     if pool is None:
         return Refusal(ErrorReason.POOL_UNKNOWN, f"pool: there is no pool {spec.pool!r} any more")
+    ended = state.finished.get(stored.task_id)
+    if ended is not None and (ended.status, ended.attempt) != (change.status, change.attempt):
+        return Refusal(
+            ErrorReason.NOT_TERMINAL, f"task {stored.task_id} was put back and ended meanwhile"
+        )
+    lacking = resources_refusal(state, spec)
+    if lacking is not None and lacking.reason == ErrorReason.RESOURCE_UNKNOWN:
+        return lacking
     if spec.key and state.keys.get(spec.key, stored.task_id) in state.tasks:
         return Refusal(
             ErrorReason.KEY_IN_USE, f"key: {spec.key!r} is the key of another task that lives"
@@ -83,6 +98,7 @@ def put_back(draft: Draft, stored: StoredTask) -> Refusal | None:
     derive_instants(task)
     drop_past(task, draft.now.wall)
     arm_instants(state, task)
+    book_again(state, task)
     state.finished.pop(task.id, None)
     state.adopt(task)
     for parent, condition in live_parents:
@@ -95,6 +111,8 @@ def put_back(draft: Draft, stored: StoredTask) -> Refusal | None:
     else:
         settle(draft, task)
     draft.changed[task.id] = task
+    if spec.key:
+        arrived(draft, task)
     return None
 
 
@@ -143,6 +161,11 @@ def delete(draft: Draft, event: Delete) -> None:
             refuse_unknown(draft, event.call, event.target)
             return
         task_id = stored.task_id
+        if task_id in state.tasks or task_id in state.deleted:
+            # What the store said was true before other events of this step, or of one before.
+            refuse_unknown(draft, event.call, event.target)
+            return
+    state.forget_deleted(task_id)
     draft.others.append(TaskDeleted(task_id))
     draft.reply(event.call, Done(True))
 
@@ -171,7 +194,9 @@ def _redrive_page(draft: Draft, event: Bulk) -> Bulked:
     matched = changed = 0
     for stored in event.found or ():
         change = stored.change
-        if change is None or change.status not in REDRIVABLE or stored.task_id in draft.state.tasks:
+        if change is None or change.status not in REDRIVABLE:
+            continue
+        if stored.task_id in draft.state.tasks or stored.task_id in draft.state.deleted:
             continue
         if not matches(stored.spec, change.status, wanted):
             continue

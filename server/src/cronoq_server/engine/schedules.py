@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from cronoq_server.engine.admission import new_task
+from cronoq_server.engine.admission import arrived, new_task
 from cronoq_server.engine.cron import (
     Calendar,
     CatchUp,
@@ -110,6 +110,8 @@ def _save(draft: Draft, schedule: Schedule) -> None:
     name = schedule.stored.spec.name
     draft.state.schedules[name] = schedule
     draft.saved[name] = schedule
+    # One removed in this step and put again is there.
+    draft.others = [each for each in draft.others if each != ScheduleRemoved(name)]
     arm(draft.state, schedule)
 
 
@@ -300,6 +302,7 @@ def _create(
     spec = _occurrence_spec(schedule, key, start, parent, behind)
     task = new_task(draft, state.ids.take(), spec)
     _place(draft, task, parent, behind)
+    arrived(draft, task)
     schedule.stored = replace(
         schedule.stored,
         last_task=task.id,

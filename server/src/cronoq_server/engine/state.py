@@ -56,6 +56,9 @@ _UNSTARTED = (Status.BLOCKED, Status.SCHEDULED, Status.READY)
 SCHEDULE_TAG = "cronoq.schedule"
 """Tag that names the schedule of an occurrence."""
 
+DELETED_MAX = 1000
+"""Deleted tasks remembered: more than can be deleted while a look-up is under way."""
+
 HISTORY_MAX = 20
 """Past attempts kept with a task."""
 
@@ -382,6 +385,7 @@ class State:
                 pool.by_class = tuple(IdIndex(self.tasks) for _ in range(len(Priority) + 1))
         self.keys: dict[str, int] = {}
         self.finished: dict[int, Finished] = {}
+        self.deleted: dict[int, None] = {}
         self.retention: deque[tuple[Instant, int]] = deque()
         self.children: dict[int, list[tuple[Task, int]]] = {}
         self.parents: dict[int, tuple[int, ...]] = {}
@@ -537,6 +541,12 @@ class State:
         del self.finished[ended.task_id]
         if ended.key and self.keys.get(ended.key) == ended.task_id:
             del self.keys[ended.key]
+
+    def forget_deleted(self, task_id: int) -> None:
+        """Notes that a task was deleted, for events whose look-ups came before."""
+        self.deleted[task_id] = None
+        if len(self.deleted) > DELETED_MAX:
+            del self.deleted[next(iter(self.deleted))]
 
     def pin(self, parents: Iterable[int]) -> None:
         """Keeps parents remembered while a child lives."""
