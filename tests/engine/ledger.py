@@ -88,7 +88,7 @@ class Ledger:
             case ScheduleSaved(stored):
                 self.schedules[stored.spec.name] = stored
             case ScheduleRemoved(name):
-                del self.schedules[name]
+                self.schedules.pop(name, None)
             case PoolPaused(pool, paused):
                 self.paused.pop(pool, None)
                 if paused:

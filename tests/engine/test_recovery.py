@@ -81,7 +81,8 @@ def _compare_live(world: World, heir: World, before: Task, found: Task) -> None:
     parents_found = state_of(heir).parents.get(before.id, ())
     remembered = state_of(world).tasks.keys() | state_of(world).finished.keys()
     assert set(parents_found) >= {p for p in parents_before if p in remembered}
-    if change is None:
+    if change is None or change.status == Status.READY:
+        assert found.history == before.history
         assert found.status == before.status or before.status == Status.BLOCKED
         if found.status == Status.BLOCKED:
             assert found.unmet <= before.unmet

@@ -9,27 +9,41 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from cronoq_server.engine import effects
+from cronoq_server.engine.cron import Calendar, parse
 from cronoq_server.engine.events import (
     AttemptsReported,
+    BackfillSchedule,
+    Bulk,
     Cancel,
     CancelledByWorker,
     Completed,
+    Delete,
     Event,
     Failed,
     Forget,
     Get,
     GetOutput,
     HeartbeatsRead,
+    ListResources,
     ListTasks,
     ListWorkers,
     Nacked,
+    PauseSchedule,
+    PutSchedule,
+    Redrive,
+    RemoveSchedule,
     Report,
+    ResizeResource,
     Resume,
+    SetPoolPaused,
     SlotsSet,
     SnapshotQuery,
     Submit,
     SubmitMode,
+    TriggerSchedule,
     Unsent,
     Unwatch,
     Wait,
@@ -39,20 +53,24 @@ from cronoq_server.engine.events import (
 from cronoq_server.engine.model import (
     MILLISECOND,
     SECOND,
+    BulkAction,
     Dependency,
     EdgeCondition,
     MissPolicy,
     Overflow,
+    Overlap,
     PoolSettings,
     Progress,
     ResourceSettings,
     RetryPolicy,
+    ScheduleSpec,
     TaskFilter,
     TaskRef,
     TaskSpec,
 )
 from tests.engine.harness import Dice, World
 
+MINUTE = 60 * SECOND
 POOLS = (
     PoolSettings("a", max_pending=12),
     PoolSettings("b", max_pending=8, overflow=Overflow.SHED_LOWEST, max=6),
@@ -127,6 +145,9 @@ class Workload:
             (2, self._ask),
             (1, self._set_slots),
             (1, self._forget),
+            (2, self._put_back),
+            (1, self._schedule),
+            (1, self._capacity),
         ]
         weights = [weight for weight, _ in makers]
         found: list[Event] = []
@@ -341,6 +362,56 @@ class Workload:
         self.calls.remove(call)
         return [Forget(call)]
 
+    def _put_back(self) -> list[Event]:
+        rng, ledger = self.random, self.world.ledger
+        if not ledger.ends:
+            return []
+        call, target = self._call(), rng.choice(list(ledger.ends))
+        draw = rng.random()
+        spec = ledger.rows[target].spec
+        if not self.crashes and (spec.dependencies or spec.key or self._has_children(target)):
+            return []  # which edges were past when a task was put back is not written
+        if draw < 0.2 and self.crashes:
+            page = tuple(ledger.stored(i) for i in sorted(ledger.ends)[-5:])
+            action = rng.choice(list(BulkAction))
+            return [Bulk(call, TaskFilter(pools=("a", "c")), action, 5, found=page)]
+        event: Redrive | Delete = Redrive(call, target)
+        if draw > 0.8:
+            event = Delete(call, target)
+        ids, keys = self.world.engine.wants(event)
+        return [msgspec.structs.replace(event, found=ledger.find(ids, keys))]
+
+    def _has_children(self, target: int) -> bool:
+        return target in self.world.engine._state.pinned
+
+    def _schedule(self) -> list[Event]:
+        rng, call, name = self.random, self._call(), self.random.choice("mn")
+        draw = rng.random()
+        if draw < 0.5:
+            cron = rng.choice(("*/7 * * * * *", "* * * * *"))
+            template = TaskSpec(rng.choice("ad"), "work", timeout=7 * SECOND)
+            spec = ScheduleSpec(name, cron, template, overlap=rng.choice(list(Overlap)))
+            calendar = parse(cron)
+            assert isinstance(calendar, Calendar)
+            return [PutSchedule(call, spec, calendar)]
+        if draw < 0.65:
+            return [RemoveSchedule(call, name)]
+        if draw < 0.8:
+            return [PauseSchedule(call, name, rng.random() < 0.5)]
+        if draw < 0.9:
+            start = self.world.wall
+            return [BackfillSchedule(call, name, start - MINUTE, start)]
+        return [TriggerSchedule(call, name)]
+
+    def _capacity(self) -> list[Event]:
+        rng, call = self.random, self._call()
+        draw = rng.random()
+        if draw < 0.5:
+            return [SetPoolPaused(call, rng.choice("ab"), paused=rng.random() < 0.4)]
+        if draw < 0.75:
+            return [ResizeResource(call, "mail", rate=rng.randint(1, 4) * SECOND)]
+        return [ListResources(call)]
+
     def _call(self) -> int:
         return self.world.call()
 
@@ -351,7 +422,12 @@ def everything_ends(world: World) -> bool:
     A task that waits for its first attempt, for a parent or for a key must come to an end with
     workers for everything there: nothing may be stuck.
     """
-    for session in list(world.engine._state.sessions):
+    state = world.engine._state
+    for name in list(state.schedules):
+        world.ask(RemoveSchedule(world.call(), name))
+    for pool in state.pools:
+        world.ask(SetPoolPaused(world.call(), pool, paused=False))
+    for session in list(state.sessions):
         world.lose(session, clean=True)
     sessions = [world.join(20, pool.name, labels=(("zone", "n"),)) for pool in world.settings.pools]
     for _ in range(200):
@@ -362,7 +438,7 @@ def everything_ends(world: World) -> bool:
                 world.complete(session)
             else:
                 world.beat(session, last=0)
-        if not world.engine._state.tasks:
+        if not state.tasks:
             return True
         world.leap(SECOND)
     return False
