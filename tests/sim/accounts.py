@@ -351,11 +351,36 @@ class Accounts:
                 self._broken("counts are equal", f"{name}: {state.placement.count(name)} in line")
             if pool.bookings.total != booked.get(name, 0):
                 self._broken("nothing booked leaks", f"{name}: {pool.bookings.total} booked")
+            if not pool.paused and state.dispatching and not state.resting:
+                self._check_idle(name)
         if state.pinned != pins:
             self._broken("nothing pinned leaks", f"{state.pinned} instead of {pins}")
         parked = [call for pool in state.pools.values() for call in pool.parked]
         if not state.parked.keys() <= set(parked):
             self._broken("no parked caller is lost", f"{list(state.parked)} in {parked}")
+
+    def _check_idle(self, pool: str) -> None:
+        """No slot stays empty while a task waits that fits it and wants nothing else."""
+        state = self._state
+        if state.placement.held(pool):
+            return
+        free = [s for s in state.sessions.values() if s.pool == pool and s.free]
+        if not free:
+            return
+        for task in state.tasks.values():
+            spec = task.spec
+            if task.status != Status.READY or spec.pool != pool or spec.resources:
+                continue
+            if task.p_via is not None:
+                continue
+            for session in free:
+                fits = set(spec.labels) <= set(session.labels)
+                if fits and (not session.kinds or spec.kind in session.kinds):
+                    self._broken(
+                        "no slot idles beside a task that fits",
+                        f"{task.id} waits, session {session.number} has {session.free} free",
+                    )
+                    return
 
     def at_rest(self) -> None:
         """Everything has ended and nobody waits: whatever is left anywhere has leaked."""

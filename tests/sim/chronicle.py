@@ -36,6 +36,8 @@ class Chronicle:
         by_key: All tasks that ever had a key, in order.
         occurrences: All tasks of each schedule, in order.
         schedules: How schedules stand.
+        puts: How each schedule stood when it was put, or first saved since then.
+        was_paused: Schedules that were paused since they were put.
         deleted: Tasks removed by hand.
         redriven: How often each task was put back.
     """
@@ -52,6 +54,8 @@ class Chronicle:
         self.by_key: dict[str, list[int]] = {}
         self.occurrences: dict[str, list[int]] = {}
         self.schedules: dict[str, StoredSchedule] = {}
+        self.puts: dict[str, StoredSchedule] = {}
+        self.was_paused: dict[str, None] = {}
         self.deleted: dict[int, None] = {}
         self.redriven: dict[int, int] = {}
 
@@ -66,12 +70,21 @@ class Chronicle:
         for mutation in batch.others:
             kind = type(mutation)
             if kind is ScheduleSaved:
-                stored = mutation.schedule  # type: ignore[union-attr]
-                self.schedules[stored.spec.name] = stored
+                self._save(mutation.schedule)  # type: ignore[union-attr]
             elif kind is ScheduleRemoved:
                 self.schedules.pop(mutation.name, None)  # type: ignore[union-attr]
             elif kind is TaskDeleted:
                 self.deleted[mutation.task_id] = None  # type: ignore[union-attr]
+
+    def _save(self, stored: StoredSchedule) -> None:
+        name = stored.spec.name
+        before = self.puts.get(name)
+        if before is None or before.put_at != stored.put_at or name not in self.schedules:
+            self.puts[name] = stored
+            self.was_paused.pop(name, None)
+        if stored.paused:
+            self.was_paused[name] = None
+        self.schedules[name] = stored
 
     def _insert(self, row: TaskInserted) -> None:
         task_id = row.task_id

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cronoq_server.engine import effects
+from cronoq_server.engine.cron import Calendar, Fold, Gap, occurrence_key, parse
 from cronoq_server.engine.ending import edge_holds
 from cronoq_server.engine.model import (
     DEFAULT_RETRY,
@@ -33,8 +34,6 @@ from cronoq_server.engine.state import SCHEDULE_TAG
 from cronoq_server.stores.base import Batch
 from tests.sim.chronicle import Chronicle
 from tests.sim.clockwork import Timeline
-
-PARENTLESS = (Status.SUCCEEDED, Status.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +64,7 @@ class Known:
         asked_cancel: Tasks, or keys, that callers wanted to be cancelled.
         bulk: Whether anything was done in bulk so far.
         jumped: Whether a wall clock was ever set.
+        set_back: Whether one was ever set back.
     """
 
     def __init__(self, settings: EngineSettings, timeline: Timeline) -> None:
@@ -80,6 +80,7 @@ class Known:
         self.asked_cancel: dict[TaskRef, None] = {}
         self.bulk = False
         self.jumped = False
+        self.set_back = False
         self.pools = {pool.name: pool for pool in settings.pools}
 
     def broken(self, promise: str, text: str) -> None:
@@ -356,6 +357,31 @@ class Occurrences:
                 continue
             self._known.broken(self.promise, f"{name}: {task_id} runs beside {other}")
 
+    def judge_counts(self) -> None:
+        """Every instant of a schedule became an occurrence, or was counted as passed over."""
+        known, chronicle = self._known, self._known.chronicle
+        if known.set_back:
+            return
+        for name, stored in chronicle.schedules.items():
+            put, spec = chronicle.puts[name], stored.spec
+            calendar = parse(spec.cron, spec.zone, Gap(spec.gap), Fold(spec.fold))
+            if name in chronicle.was_paused or not isinstance(calendar, Calendar):
+                continue
+            instants = calendar.between(put.processed_at + 1, stored.processed_at, INSTANTS_MAX)
+            if len(instants) == INSTANTS_MAX:
+                continue
+            base = spec.template.key or name
+            created = sum(occurrence_key(base, at) in chronicle.by_key for at in instants)
+            if len(instants) - created != stored.skipped - put.skipped:
+                known.broken(
+                    "every instant of a schedule is accounted for",
+                    f"{name}: {len(instants)} instants, {created} created, "
+                    f"{stored.skipped - put.skipped} passed over",
+                )
+
+
+INSTANTS_MAX = 3000
+
 
 def _schedule_of(spec: TaskSpec) -> str:
     return next((value for name, value in spec.tags if name == SCHEDULE_TAG), "")
@@ -427,9 +453,6 @@ class Answers:
         if not any(i in self._known.asked_redrive for i in (*ids, target)) and not self._known.bulk:
             self._known.broken(self.promise, f"{target} was said to be cancelled, it is not")
 
-    def put(self, name: str) -> None:
-        """A schedule's put was acknowledged."""
-
     def shown(self, view: effects.TaskView) -> None:
         """A task was shown."""
         self.saw(view.task_id, view.status, view.attempt)
@@ -463,6 +486,7 @@ class Oracle:
         known: What they know.
         handlers: Watches what workers get.
         answers: Watches what callers get.
+        occurrences: Watches what schedules create.
     """
 
     def __init__(self, known: Known) -> None:
@@ -470,7 +494,8 @@ class Oracle:
         self.handlers = Handlers(known)
         self.answers = Answers(known)
         self._before = (OneLeader(known), Ids(known), Transitions(known), Keys(known))
-        self._after = (Edges(known), Occurrences(known))
+        self.occurrences = Occurrences(known)
+        self._after = (Edges(known), self.occurrences)
 
     def committed(self, epoch: int, latest: int, batch: Batch) -> None:
         """The database has accepted a batch of a writer, while `latest` is its last epoch."""

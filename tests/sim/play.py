@@ -177,12 +177,23 @@ class Play:
             planned += len(specs)
             patience = int(self.chance.random() * 20 * SECOND)
             wait = self.chance.random() < 0.2
-            self._later(partial(self._submit, specs, mode, patience, wait))
+            leaves = int(self.chance.random() * 4 * SECOND) if self.chance.random() < 0.1 else None
+            self._later(partial(self._submit, specs, mode, patience, wait, leaves))
 
     async def _submit(
-        self, specs: list[TaskSpec], mode: events.SubmitMode, patience: Duration, wait: bool
+        self,
+        specs: list[TaskSpec],
+        mode: events.SubmitMode,
+        patience: Duration,
+        wait: bool,
+        leaves: Duration | None,
     ) -> None:
-        await self.callers.submit([self._with_ids(spec) for spec in specs], mode, patience, wait)
+        specs = [self._with_ids(spec) for spec in specs]
+        work = self.world.spawn(self.callers.submit(specs, mode, patience, wait and not leaves))
+        if leaves is not None:
+            # The caller goes away, whether it has its answer or not.
+            await self.world.sleep(leaves)
+            work.cancel()
 
     def _with_ids(self, spec: TaskSpec) -> TaskSpec:
         """Fills in ids of parents: places among the acknowledged ids, from the end."""
@@ -456,6 +467,7 @@ class Play:
         if world.known.violations:
             return
         self._over = True
+        world.oracle.occurrences.judge_counts()
         world.weather.clear()
         world.lossy = 0
         for index in range(2):

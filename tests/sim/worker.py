@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from tests.sim.world import Process, World
 
 
+HANGS = 10
+"""How many of a hundred handlers with a timeout do not heed it."""
+
+
 class Handler:
     """One attempt that runs, or ran and was not yet reported."""
 
@@ -345,6 +349,9 @@ class Worker:
         length = int(world.chance.random() * SECOND)
         if world.chance.randrange(100) < temper.slow:
             length = int(world.chance.random() * temper.longest)
+        timeout = lease.spec.timeout
+        if timeout is not None and world.chance.randrange(100) < HANGS:
+            length = 3 * timeout + int(world.chance.random() * 40 * SECOND)
         report = self._outcome(lease, draw - temper.refuses)
         handler.end = world.timeline.after(length, lambda: self._end(handler, report))
         self._arm_beat(self._session)

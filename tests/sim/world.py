@@ -364,6 +364,7 @@ class World:
     def set_wall(self, index: int, by: int) -> None:
         """Somebody sets a machine's wall clock."""
         self.known.jumped = True
+        self.known.set_back = self.known.set_back or by < 0
         machine = self.machines[index]
         machine.set_wall(machine.offset + by)
 
