@@ -867,9 +867,8 @@ async def test_a_refused_connection_is_tried_until_the_deadline(server: Scripted
     port = server.port
     await server.stop()
     async with Client(f"127.0.0.1:{port}", backoff=QUICK, deadline=PATIENCE_S) as client:
-        with pytest.raises(UnavailableError) as caught:
+        with pytest.raises(UnavailableError):
             await client.retry(1, call_deadline=0.05)
-        assert caught.value.executed is False
         retrying = asyncio.create_task(client.retry(1))
 
         async def retry(_request: Any) -> tasks_pb2.RetryResponse:

@@ -14,9 +14,11 @@ import grpc
 import pytest
 from scripted_server import PATIENCE_S, Refusal, ScriptedServer
 
-from cronoq import Backoff, Client, TlsOptions, Worker
-from cronoq._proto import task_pb2
-from cronoq._transport import STREAM_BUFFER, ServerStream
+from cronoq import Backoff, Client, ClientOptions, TlsOptions, Worker
+from cronoq._calls import GET
+from cronoq._endpoint import parse_configured
+from cronoq._proto import task_pb2, tasks_pb2
+from cronoq._transport import STREAM_BUFFER, Connection, ServerStream
 from cronoq.errors import UnavailableError
 
 CERTS = Path(__file__).parent / "certs"
@@ -81,13 +83,38 @@ async def test_a_client_trusts_the_authority_it_is_given(secure: ScriptedServer)
 
 
 async def test_a_client_does_not_trust_strangers(secure: ScriptedServer) -> None:
-    """Without that authority there is no connection, so nothing was executed."""
+    """Without that authority there is no connection."""
     _play_get(secure)
     async with Client(secure.url, backoff=QUICK) as client:
-        with pytest.raises(UnavailableError) as caught:
+        with pytest.raises(UnavailableError):
             await client.get(1, call_deadline=0.2)
-        assert caught.value.executed is False
     assert secure.calls == []
+
+
+async def test_without_a_connection_nothing_was_executed(secure: ScriptedServer) -> None:
+    """Refused by the host, or broken off by TLS; an answer is another matter."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    for endpoint in (f"http://127.0.0.1:{port}", secure.url):
+        connection = Connection(ClientOptions(), parse_configured(endpoint, tls=False))
+        with pytest.raises(UnavailableError) as caught:
+            await connection.channel().unary(GET, tasks_pb2.GetRequest(), PATIENCE_S)
+        assert caught.value.executed is False
+        connection.close()
+
+
+async def test_a_refused_call_may_have_been_executed(server: ScriptedServer) -> None:
+    """UNAVAILABLE alone says nothing."""
+
+    async def get(_request: Any) -> Any:
+        raise Refusal(grpc.StatusCode.UNAVAILABLE, "reset")
+
+    server.on("Get", get)
+    connection = Connection(ClientOptions(), parse_configured(server.endpoint, tls=False))
+    with pytest.raises(UnavailableError) as caught:
+        await connection.channel().unary(GET, tasks_pb2.GetRequest(), PATIENCE_S)
+    assert caught.value.executed is None
+    connection.close()
 
 
 async def test_a_client_certificate_is_shown_where_it_is_asked_for(mutual: ScriptedServer) -> None:

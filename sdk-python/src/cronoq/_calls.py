@@ -83,15 +83,27 @@ class Caller:
         """
         loop = asyncio.get_running_loop()
         backoff = BackoffSeries(self.options)
-        while True:
-            left = ends_at - loop.time()
-            if left <= 0:
-                raise DeadlineError(f"{method.name}: the deadline passed")
+        trouble: CronoqError | None = None
+        while (left := ends_at - loop.time()) > 0:
             try:
                 return await self.connection.channel().unary(method, request, left)
+            except DeadlineError as error:
+                if trouble is None:
+                    raise
+                raise _out_of_time(method, trouble) from error
             except CronoqError as error:
                 left = ends_at - loop.time()
                 if not may_repeat(error, idempotent=idempotent) or left < LAST_TRY_S:
                     raise
+                trouble = error
             # Near its end the delays shrink, so that the deadline is used up.
             await asyncio.sleep(min(backoff.next_delay(), left / 2))
+        raise _out_of_time(method, trouble)
+
+
+def _out_of_time(method: Method[Any], trouble: CronoqError | None) -> CronoqError:
+    """What to say when the deadline passes: what stood in the way, if anything did."""
+    if trouble is None:
+        return DeadlineError(f"{method.name}: the deadline passed")
+    text = f"{method.name}: no server answered before the deadline: {trouble}"
+    return UnavailableError(text, reason=trouble.reason)

@@ -49,6 +49,8 @@ from .spec import (
 from .views import BulkOutcome, StatusEvent, TaskDetail, TaskInfo, TaskResult
 
 T = TypeVar("T")
+# For waits, which have no deadline of their own.
+FOREVER_S = 365 * 86_400.0
 # How many requests submit_many fills ahead of the two that are in flight.
 _FILL_AHEAD = 2
 
@@ -350,19 +352,24 @@ class Client(AdminCalls):
             WaitTimeoutError: The task had not ended by then.
             TaskUnknownError: There is no such task.
         """
-        if isinstance(target, str):
-            target = (await self.get(target)).id
-        waits = self._here().waits
-        future = waits.begin(target)
         try:
             async with asyncio.timeout(None if timeout is None else seconds(timeout)):
-                return await future
+                if isinstance(target, str):
+                    # Shared streams answer by id.
+                    target = (await self.get(target, call_deadline=FOREVER_S)).id
+                return await self._wait_for_id(target)
         except TimeoutError as error:
             if isinstance(error, CronoqError):
                 raise
             raise WaitTimeoutError(f"task {target} has not ended") from error
+
+    async def _wait_for_id(self, task_id: int) -> TaskResult:
+        waits = self._here().waits
+        future = waits.begin(task_id)
+        try:
+            return await future
         finally:
-            waits.forget(target, future)
+            waits.forget(task_id, future)
 
     async def wait_many(
         self, targets: Iterable[int | HasId], *, timeout: Seconds | None = None
