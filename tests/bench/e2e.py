@@ -56,6 +56,7 @@ class Options:
     payload: int
     slots: int
     idle_tasks: int
+    pending: int
 
 
 def _specs(
@@ -95,6 +96,14 @@ async def run_tasks(client: cronoq.Client, count: int, payload_bytes: int) -> fl
         for first in range(0, count, SHARE_TASKS):
             group.create_task(share(first))
     return time.perf_counter() - begun
+
+
+async def fill_up(system: System, options: Options) -> None:
+    """Hands in tasks that stay, since nobody works for their pool."""
+    async with cronoq.Client(system.address) as client:
+        for first in range(0, options.pending, SHARE_TASKS):
+            count = min(SHARE_TASKS, options.pending - first)
+            await client.submit_many(_specs(first, count, options.payload, "quiet"))
 
 
 async def measure_tasks(system: System, options: Options) -> dict[str, float]:
@@ -162,6 +171,7 @@ def _percentiles(name: str, milliseconds: list[float]) -> dict[str, float]:
 
 async def measure(system: System, options: Options) -> dict[str, Any]:
     """All three parts."""
+    await fill_up(system, options)
     tasks = await measure_tasks(system, options)
     idle = await measure_idle(system, options.idle_tasks)
     quiet = await measure_submits(system, "quiet", options)
@@ -197,6 +207,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--slots", type=int, default=500, help="slots of each worker")
     parser.add_argument("--payload", type=int, default=200, help=f"bytes, at least {MARK_BYTES}")
     parser.add_argument("--idle-tasks", type=int, default=300, help="tasks on the idle system")
+    parser.add_argument("--pending", type=int, default=0, help="tasks that wait all the while")
     parser.add_argument("--sweep", action="store_true", help="by batch size, with a picture")
     parser.add_argument("--save", action="store_true", help="for the documentation")
     parser.add_argument("--json", action="store_true", help="JSON, also on a terminal")
@@ -218,7 +229,7 @@ def main(arguments: Sequence[str]) -> int:
         save(result, SWEEP)
         picture.draw(result, RESULTS / f"{SWEEP}.png")
     elif given.save:
-        save(result, "e2e")
+        save(result, "e2e-with-backlog" if options.pending else "e2e")
     print_result(result, _table(result), as_json=given.json)
     return 0
 

@@ -50,9 +50,14 @@ def _e2e() -> str:
             f"{_grouped(result['tasks_per_s'])} tasks/s",
             "15 000 tasks/s",
         ),
+        (
+            f"the same while {_grouped(backlog['pending'])} other tasks wait",
+            f"{_grouped(backlog['tasks_per_s'])} tasks/s",
+            "0.8 of that",
+        ),
         ("single submits, 64 callers", f"{_grouped(result['submits_per_s'])} /s", "8 000 /s"),
         (
-            "the same while workers run the tasks",
+            "the same, and workers run the tasks",
             f"{_grouped(result['submits_while_served_per_s'])} /s",
             "",
         ),
@@ -73,7 +78,9 @@ def _e2e() -> str:
         f"{result['store'].capitalize()} store, {result['workers']} workers with "
         f"{result['slots']} slots each, payload of {result['payload']} bytes."
     )
-    return f"{_table(rows)}\n\n{setting} {_origin(result)}"
+    beside = f"The row with the backlog is of its own run: commit `{backlog['commit']}`, "
+    beside += f"load average {backlog['load_average']}."
+    return f"{_table(rows)}\n\n{setting} {_origin(result)} {beside}"
 
 
 def _sweep() -> str:

@@ -34,6 +34,7 @@ name = "default"
 
 [[pools]]
 name = "quiet"  # nobody works for it
+max_pending = 10_000_000
 """
 
 
