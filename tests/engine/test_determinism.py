@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cronoq_server.engine.effects import Dispatch
+from tests.engine import harness
 from tests.engine.digest import digest, digests
 from tests.engine.workloads import Workload
 
@@ -34,6 +37,20 @@ def test_hash_seed_changes_nothing() -> None:
             text=True,
         )
         assert told.stdout.split() == expected, hash_seed
+
+
+def test_nothing_written_depends_on_the_monotonic_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EN-01: the same life, with a process that started at another time, writes the same rows."""
+
+    def written() -> list[object]:
+        life = Workload(3, crashes=False, checks=False)
+        for _ in life.run(80):
+            pass
+        return [mutation for taken in life.world.taken for mutation in taken.step.mutations]
+
+    before = written()
+    monkeypatch.setattr(harness, "MONO_ZERO", 987_654_321_000_000_007)
+    assert written() == before
 
 
 def test_random_lives_are_worth_comparing() -> None:
