@@ -80,7 +80,7 @@ sdk-typescript:
 sdk-rust:
     cd sdk-rust && CARGO_TARGET_DIR="$CRONOQ_CACHE/rust-target" cargo check --locked
 
-# Simulate whole replicas on virtual time (--seeds N, --seed S, --jobs J, --mutants, --regressions)
+# Simulate whole replicas on virtual time (--seeds N, --seed S, --processes P, --mutants)
 [no-exit-message]
 sim *args:
     @python -m tests.sim "$@"

@@ -33,13 +33,13 @@ def regressions() -> list[int]:
     return [int(line.split()[0]) for line in lines if line[:1].isdigit()]
 
 
-def play_all(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
+def play_all(seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
     """Plays seeds in order, on several processes if wanted; what came of each."""
     seeds = list(seeds)
-    if jobs <= 1:
+    if processes <= 1:
         yield from map(quietly, seeds)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         yield from pool.map(quietly, seeds, chunksize=PIECE)
 
 
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     seeds = regressions() if given.regressions else range(given.seed, given.seed + given.seeds)
     violations, hours, count = 0, 0.0, 0
     slowest, cpu_s = (0.0, 0), 0.0
-    for outcome in play_all(seeds, given.jobs):
+    for outcome in play_all(seeds, given.processes):
         count += 1
         hours += outcome.hours
         cpu_s += outcome.cpu_s
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./justw sim", description="Simulates whole replicas.")
     parser.add_argument("--seeds", type=int, default=300, help="how many seeds (300)")
     parser.add_argument("--seed", type=int, default=1, help="the first one (1)")
-    parser.add_argument("--jobs", type=int, default=1, help="processes side by side (1)")
+    parser.add_argument("--processes", "--jobs", type=int, default=1, help="side by side (1)")
     parser.add_argument("--regressions", action="store_true", help="the seeds of regressions.txt")
     parser.add_argument("--mutants", action="store_true", help="show that every mutant is caught")
     parser.add_argument("--only", default="", help="with --mutants: this one alone")

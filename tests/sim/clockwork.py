@@ -115,19 +115,21 @@ class Machine:
 
     Attributes:
         offset: What its wall clock shows at the beginning of the world.
+        latest: The latest that it was ever set to.
         frozen_until: Until this instant of the timeline nothing on it runs.
         clocks: The clocks of its processes.
     """
 
     def __init__(self, timeline: Timeline, offset: int = 0) -> None:
         self.timeline = timeline
-        self.offset = EPOCH_START + offset
+        self.offset = self.latest = EPOCH_START + offset
         self.frozen_until: Instant = 0
         self.clocks: list[ProcessClock] = []
 
     def set_wall(self, offset: int) -> None:
         """Somebody sets the wall clock."""
         self.offset = offset
+        self.latest = max(self.latest, offset)
         for clock in self.clocks:
             clock.look_all()
 

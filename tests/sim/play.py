@@ -473,7 +473,7 @@ class Play:
         for index in range(2):
             if world.processes[index] is None:
                 world.start(index)
-        latest = max(machine.offset for machine in world.machines)
+        latest = max(machine.latest for machine in world.machines)
         for machine in world.machines:
             if machine.offset != latest:
                 machine.set_wall(latest)

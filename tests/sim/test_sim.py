@@ -14,12 +14,12 @@ from tests.sim.play import play
 
 SEEDS = 300
 
-JOBS = 2
+PROCESSES = 2
 
 
 def test_no_promise_is_broken_in_any_world(capsys: pytest.CaptureFixture[str]) -> None:
     """Three hundred seeds, each a world with its own work and its own trouble."""
-    code = main(["--seeds", str(SEEDS), "--jobs", str(JOBS)])
+    code = main(["--seeds", str(SEEDS), "--processes", str(PROCESSES)])
 
     said = capsys.readouterr().out
     assert code == 0, said
