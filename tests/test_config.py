@@ -106,7 +106,12 @@ def test_malformed_toml_names_the_line() -> None:
 @pytest.mark.parametrize(
     ("text", "path", "word"),
     [
-        ("[store]\nkind = 'postgres'", "store.kind", "'memory'"),
+        ("[store]\nkind = 'oracle'", "store.kind", "memory, sqlite"),
+        ("[store]\nkind = 'sqlite'", "store.path", "must be given"),
+        ("[store]\npath = 'q.db'", "store.path", "memory"),
+        ("[store]\nkind = 'sqlite'\npath = ''", "store.path", "path of a file"),
+        ("[store]\nkeep_finished_s = 60", "store.keep_finished_s", "retention_s (3600)"),
+        ("[store]\nlease_ttl_s = 3", "store.lease_renew_s", "at most half"),
         ("[server]\ngrpc_addr = '7070'", "server.grpc_addr", "host:port"),
         ("[server]\ngrpc_addr = 'a:70000'", "server.grpc_addr", "65535"),
         ("[server]\ngrpc_addr = '::1:7070'", "server.grpc_addr", "brackets"),
@@ -171,8 +176,21 @@ def test_listening_beyond_loopback_needs_to_be_asked_for(
 
 def test_other_stores_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     """A store that this version does not have is an error, not a fallback."""
-    assert cli.main(["--check", "--store", "sqlite:q.db"]) == cli.WRONG_CONFIG
-    assert "'sqlite:q.db'" in capsys.readouterr().err
+    for text in ("sqlite:", "sqlite", "oracle://scott:tiger@host", "memory:x"):
+        assert cli.main(["--check", "--store", text]) == cli.WRONG_CONFIG
+        told = capsys.readouterr().err
+        assert "--store: must be memory" in told
+        assert "tiger" not in told
+
+
+def test_store_of_the_command_line_wins(tmp_path: Path) -> None:
+    """`--store` replaces where state is kept, and nothing else of the section."""
+    right = tmp_path / "right.toml"
+    right.write_text("[store]\nkind = 'sqlite'\npath = 'a.db'\nlease_ttl_s = 20\n")
+    for text, kind, path in (("sqlite:b.db", "sqlite", "b.db"), ("memory", "memory", None)):
+        given = cli.read_arguments(["--config", str(right), "--store", text])
+        store = cli.configured(given).store
+        assert (store.kind, store.path, store.lease_ttl_s) == (kind, path, 20)
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ def serving(command: Sequence[str], directory: Path) -> Iterator[str]:
     with (
         log.open("wb") as errors,
         subprocess.Popen(
-            [*command, "--grpc-addr", "127.0.0.1:0"],
+            [*command, "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"],
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -23,7 +23,9 @@ from cronoq_server._proto import (
 from cronoq_server.app import Server
 from cronoq_server.stores.base import Store
 
-ANY_PORT = "[server]\ngrpc_addr = '127.0.0.1:0'\nshutdown_grace_s = 0.1\n"
+ANY_PORT = (
+    "[server]\ngrpc_addr = '127.0.0.1:0'\nhttp_addr = '127.0.0.1:0'\nshutdown_grace_s = 0.1\n"
+)
 LARGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 

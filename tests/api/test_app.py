@@ -64,7 +64,8 @@ async def test_refused_batch_is_recovered_from() -> None:
 async def test_second_refused_batch_ends_the_process() -> None:
     """A store that keeps refusing is no store to serve on: the exit code says so."""
     store = faulty()
-    config = Config(server=ServerConfig(grpc_addr=Address("127.0.0.1", 0)))
+    free = Address("127.0.0.1", 0)
+    config = Config(server=ServerConfig(grpc_addr=free, http_addr=free))
     server = Server(config, store=store)
     leading: asyncio.Queue[object] = asyncio.Queue()
     running = asyncio.create_task(server.run(leading.put_nowait))

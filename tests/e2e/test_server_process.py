@@ -29,7 +29,14 @@ READY = b"serving gRPC on "
 async def start(*arguments: str) -> Process:
     """Starts a server process."""
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cronoq_server", *arguments, stdout=PIPE, stderr=PIPE
+        sys.executable,
+        "-m",
+        "cronoq_server",
+        "--http-addr",
+        "127.0.0.1:0",
+        *arguments,
+        stdout=PIPE,
+        stderr=PIPE,
     )
 
 

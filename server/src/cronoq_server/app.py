@@ -1,24 +1,23 @@
-"""How a server is put together and how its life goes: the only module that knows all the others.
+"""How a server is put together: the only module that knows all the others.
 
-One process holds one store, one listener and, one after the other, any number of leaderships. Each
-leadership has an engine and a driver of its own, recovered anew from the store. The listener
-serves while there is one, and stands by in between.
+One process holds one store, one gRPC listener, one place where it tells its health, and a replica
+that leads whenever it can. The listener serves while it does, and stands by in between.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
-import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 from cronoq_server import __version__
 from cronoq_server.api.gate import Gate
 from cronoq_server.api.grpc_api import all_handlers
+from cronoq_server.api.health_http import HealthServer
 from cronoq_server.api.listener import Listener, claim
 from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
@@ -34,38 +33,22 @@ from cronoq_server.engine import (
     ResourceSettings,
     RetryPolicy,
 )
+from cronoq_server.ha import Outcome, Replica, ReplicaSettings, TermSettings
 from cronoq_server.runtime import (
-    NOT_LEADER,
-    STOPPING,
     Clock,
     Driver,
     DriverSettings,
-    Ending,
-    Refused,
+    PruneSettings,
     Scalers,
     SystemChance,
     SystemClock,
     Webhook,
-    after,
     tame_gc,
 )
 from cronoq_server.stores import StoreSettings, open_store
-from cronoq_server.stores.base import (
-    Fenced,
-    Leadership,
-    Rejected,
-    Store,
-    StoreError,
-    TimeBase,
-    Unavailable,
-)
+from cronoq_server.stores.base import Leadership, Store
+from cronoq_server.stores.sqlite_file import SqliteSettings
 from cronoq_server.telemetry import configure
-
-LEADERSHIP_POLL: Final[Duration] = SECOND // 2
-"""How often a standby asks for the leadership."""
-
-REJECTIONS_APART: Final[Duration] = 60 * SECOND
-"""Two batches refused for good within this time end the process."""
 
 CLOSE_GRACE_S: Final = 1.0
 """How long calls that are being answered may take once the last commit is done."""
@@ -82,12 +65,13 @@ class Server:
 
     Attributes:
         address: Where it serves gRPC, with the real port.
+        leader: The driver that leads at this moment; raises `Refused` when there is none.
     """
 
     def __init__(
         self, config: Config, *, clock: Clock | None = None, store: Store | None = None
     ) -> None:
-        """Claims the address; nothing is served before `run`.
+        """Claims the addresses; nothing is served before `run`.
 
         Args:
             config: What to serve.
@@ -98,30 +82,31 @@ class Server:
             AddressInUse: Somebody else listens there.
         """
         self.address = claim(config.server.grpc_addr)
+        if config.server.http_addr.port:
+            claim(config.server.http_addr)
         self._config = config
         self._clock = clock or SystemClock()
         self._store = store or open_store(store_settings(config))
-        self._driver: Driver | None = None
-        self._stopping = asyncio.Event()
+        self._replica = Replica(
+            self._store, self._clock, self._engine, replica_settings(config), self
+        )
+        self.leader = self._replica.leader
         reader = SpecReader(config.limits, [pool.name for pool in config.pools])
         service = Service(config.limits, Gate(config.limits), self.leader)
         self._listener = Listener(
             self.address, config.limits, lambda: all_handlers(service, reader)
         )
+        self._health = HealthServer(config.server.http_addr, lambda: self._replica.ready)
+        self._announce: Callable[[Address], None] = lambda _: None
 
-    def leader(self) -> Driver:
-        """The driver that leads at this moment.
-
-        Raises:
-            Refused: This process does not lead, or has stopped.
-        """
-        if self._driver is None:
-            raise Refused(STOPPING if self._stopping.is_set() else NOT_LEADER)
-        return self._driver
+    @property
+    def http_address(self) -> Address:
+        """Where it tells its health; with the real port once it runs."""
+        return self._health.address
 
     def stop(self) -> None:
         """Asks for a shutdown in order; `run` returns when it is done."""
-        self._stopping.set()
+        self._replica.stop()
 
     async def run(self, announce: Callable[[Address], None]) -> int:
         """Serves until it is stopped.
@@ -131,99 +116,44 @@ class Server:
 
         Returns:
             The exit code: 0 after a shutdown in order, 1 if the store refuses what it is given.
+
+        Raises:
+            AddressInUse: Somebody else was faster to listen.
+            Unusable: The store must not be used as it is set up.
         """
-        rejected_at: int | None = None
+        self._announce = announce
         try:
-            while not self._stopping.is_set():
-                leadership = await self._acquire()
-                if leadership is None:
-                    break
-                ending = await self._lead(leadership, announce)
-                if ending is Ending.REJECTED:
-                    now = self._clock.now().mono
-                    if rejected_at is not None and now - rejected_at < REJECTIONS_APART:
-                        return FAILED
-                    rejected_at = now
-            return OK
+            await self._health.start()
+            outcome = await self._replica.run()
+            return OK if outcome is Outcome.STOPPED else FAILED
         finally:
-            self._stopping.set()
+            self._replica.stop()
             await self._listener.close(CLOSE_GRACE_S)
+            await self._health.close()
             await self._store.close()
             log.info("stopped", extra={"action": "server_stopped"})
 
-    async def _acquire(self) -> Leadership | None:
-        """Waits for the leadership; None if the server is stopped before."""
-        holder = uuid.uuid4().hex
-        while not self._stopping.is_set():
-            try:
-                wall = self._clock.now().wall
-                leadership = await self._store.acquire_leadership(holder, wall, TimeBase())
-            except Unavailable as error:
-                log.warning("no leadership: %s", error, extra={"action": "store_late"})
-                leadership = None
-            if leadership is not None:
-                return leadership
-            await self._listener.stand_by()
-            await self._pause(LEADERSHIP_POLL)
-        return None
-
-    async def _pause(self, pause: Duration) -> None:
-        until = after(self._clock.now(), pause)
-        sleep = asyncio.ensure_future(self._clock.sleep_until(until))
-        stop = asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait((sleep, stop), return_when=asyncio.FIRST_COMPLETED)
-        sleep.cancel()
-        stop.cancel()
-
-    async def _lead(self, leadership: Leadership, announce: Callable[[Address], None]) -> Ending:
-        """Recovers and serves under one leadership, to its end."""
-        settings = engine_settings(self._config, leadership, self._store)
-        engine = Engine(settings, SystemChance())
-        driver = Driver(engine, self._store, leadership, self._clock, driver_settings(self._config))
-        try:
-            await driver.recover()
-        except Fenced:
-            return Ending.FENCED
-        except (Rejected, Unavailable) as error:
-            log.error("recovery failed: %s", error, extra={"action": "store_rejected"})
-            with contextlib.suppress(StoreError):  # it runs out by itself
-                await self._store.release_leadership(leadership)
-            await self._pause(LEADERSHIP_POLL)
-            return Ending.REJECTED if isinstance(error, Rejected) else Ending.FENCED
-        log.info(
-            "leading with epoch %d",
-            leadership.epoch,
-            extra={"action": "leadership_acquired", "epoch": leadership.epoch},
-        )
-        return await self._serve(driver, announce)
-
-    async def _serve(self, driver: Driver, announce: Callable[[Address], None]) -> Ending:
+    @asynccontextmanager
+    async def leading(self, driver: Driver) -> AsyncIterator[None]:
+        """See `Stage.leading`."""
         tame_gc()
-        async with Scalers(webhooks(self._config), self._clock) as scalers:
-            driver.on_scaled(scalers.want)
-            return await self._serve_calls(driver, announce)
-
-    async def _serve_calls(self, driver: Driver, announce: Callable[[Address], None]) -> Ending:
-        running = asyncio.create_task(driver.run(), name="driver")
-        stopping = asyncio.create_task(self._stop_when_asked(driver), name="stop")
-        try:
-            self._driver = driver
+        async with AsyncExitStack() as stack:
+            hooks = webhooks(self._config)
+            if hooks:  # an HTTP client takes long to make, and callers wait
+                scalers = await stack.enter_async_context(Scalers(hooks, self._clock))
+                driver.on_scaled(scalers.want)
             await self._listener.lead()
             self._say_ready()
-            announce(self.address)
-            return await running
-        finally:
-            self._driver = None
-            if not self._stopping.is_set():
-                await self._listener.stand_by()
-            for task in (running, stopping):
-                task.cancel()
-            await asyncio.gather(running, stopping, return_exceptions=True)
+            self._announce(self.address)
+            yield
 
-    async def _stop_when_asked(self, driver: Driver) -> None:
-        await self._stopping.wait()
-        log.info("shutting down", extra={"action": "server_stopping"})
-        await driver.stop(nanoseconds(self._config.server.shutdown_grace_s))
+    async def stand_by(self) -> None:
+        """See `Stage.stand_by`."""
+        await self._listener.stand_by()
+
+    def _engine(self, leadership: Leadership) -> Engine:
+        settings = engine_settings(self._config, leadership, self._store)
+        return Engine(settings, SystemChance())
 
     def _say_ready(self) -> None:
         log.info(
@@ -232,6 +162,7 @@ class Server:
             extra={
                 "action": "server_ready",
                 "grpc_addr": str(self.address),
+                "http_addr": str(self.http_address),
                 "version": __version__,
             },
         )
@@ -306,8 +237,46 @@ def webhooks(config: Config) -> list[Webhook]:
 
 
 def store_settings(config: Config) -> StoreSettings:
-    """Which store is opened."""
-    return StoreSettings(config.store.kind, config.limits.finished_max, config.outputs.cache_bytes)
+    """Which store is opened, and how."""
+    store = config.store
+    sqlite = None
+    if store.kind == "sqlite":
+        assert store.path is not None
+        sqlite = SqliteSettings(
+            path=store.path,
+            full_sync=store.full_sync,
+            busy_timeout=nanoseconds(store.busy_timeout_s),
+            lease_ttl=nanoseconds(store.lease_ttl_s),
+            lease_renew=nanoseconds(store.lease_renew_s),
+            lock_poll=nanoseconds(store.lock_poll_s),
+        )
+    return StoreSettings(store.kind, config.limits.finished_max, config.outputs.cache_bytes, sqlite)
+
+
+def replica_settings(config: Config) -> ReplicaSettings:
+    """What a replica is told."""
+    store = config.store
+    return ReplicaSettings(
+        driver=driver_settings(config),
+        term=term_settings(config),
+        prune=PruneSettings(
+            keep=nanoseconds(store.keep_finished_s),
+            interval=nanoseconds(store.prune_interval_s),
+            batch=store.prune_batch,
+        ),
+        grace=nanoseconds(config.server.shutdown_grace_s),
+    )
+
+
+def term_settings(config: Config) -> TermSettings:
+    """How leadership is sought and kept over the configured store."""
+    store = config.store
+    poll = nanoseconds(store.lock_poll_s)
+    if store.kind == "sqlite":
+        # Nobody takes the lease before it has been silent for its whole time.
+        trust = nanoseconds(store.lease_ttl_s - store.lease_renew_s)
+        return TermSettings(poll, nanoseconds(store.lease_renew_s), trust)
+    return TermSettings(poll, keepalive=None)
 
 
 def engine_settings(config: Config, leadership: Leadership, store: Store) -> EngineSettings:

@@ -20,7 +20,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cronoq_server import __version__
-from cronoq_server.config import Address, Config, ConfigError, Problem, load, parse_address
+from cronoq_server.config import (
+    Address,
+    Config,
+    ConfigError,
+    Problem,
+    StoreConfig,
+    load,
+    parse_address,
+)
 
 OK = 0
 FAILED = 1
@@ -34,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; those of the process if not given.
     """
-    given = _parser().parse_args(arguments)
+    given = read_arguments(arguments)
     try:
-        config = _config(given)
+        config = configured(given)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return WRONG_CONFIG
@@ -46,14 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _serve(config)
 
 
-def _parser() -> argparse.ArgumentParser:
+def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Reads the command line; those of the process if not given. Ends it if they are wrong."""
     parser = argparse.ArgumentParser(
         prog="cronoq-server", description="A durable task queue server.", allow_abbrev=False
     )
     parser.add_argument("command", nargs="?", choices=["serve"], default="serve", help="serve")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a cronoq.toml")
     parser.add_argument("--check", action="store_true", help="check the configuration and exit")
-    parser.add_argument("--store", metavar="KIND", help="memory")
+    parser.add_argument("--store", metavar="STORE", help="memory, or sqlite:PATH")
     parser.add_argument(
         "--grpc-addr", type=_address, metavar="HOST:PORT", help="where to serve gRPC; port 0 = any"
     )
@@ -66,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         help="listen beyond this machine although nobody is asked who they are",
     )
     parser.add_argument("--version", action="version", version=f"cronoq-server {__version__}")
-    return parser
+    return parser.parse_args(arguments)
 
 
 def _address(text: str) -> Address:
@@ -76,7 +85,7 @@ def _address(text: str) -> Address:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _config(given: argparse.Namespace) -> Config:
+def configured(given: argparse.Namespace) -> Config:
     """The configuration with what the command line says on top.
 
     Raises:
@@ -90,9 +99,7 @@ def _config(given: argparse.Namespace) -> Config:
         server = dataclasses.replace(server, http_addr=given.http_addr)
     if given.insecure_no_auth:
         server = dataclasses.replace(server, insecure_no_auth=True)
-    if given.store not in (None, "memory"):
-        text = f"{given.store!r} is not a store of this version: the only one is 'memory'"
-        raise ConfigError("command line", [Problem("--store", text)])
+    store = config.store if given.store is None else _store(config.store, given.store)
     problems = [
         Problem(
             f"server.{name}",
@@ -104,15 +111,35 @@ def _config(given: argparse.Namespace) -> Config:
     ]
     if problems:
         raise ConfigError(str(given.config or "command line"), problems)
-    return dataclasses.replace(config, server=server)
+    return dataclasses.replace(config, server=server, store=store)
+
+
+def _store(store: StoreConfig, text: str) -> StoreConfig:
+    """The store that `--store` names, with everything else as it was configured.
+
+    Raises:
+        ConfigError: It names none.
+    """
+    kind, colon, rest = text.partition(":")
+    if text == "memory":
+        return dataclasses.replace(store, kind="memory", path=None)
+    if kind == "sqlite" and rest:
+        return dataclasses.replace(store, kind="sqlite", path=rest)
+    # What follows the colon may hold a password.
+    message = f"must be memory or sqlite:PATH, not {kind}{colon}{'…' if rest else ''}"
+    raise ConfigError("command line", [Problem("--store", message)])
 
 
 def _serve(config: Config) -> int:
     from cronoq_server import app
     from cronoq_server.api.listener import AddressInUse
+    from cronoq_server.stores.base import Unusable
 
     try:
         return app.run(config, lambda address: print(f"serving gRPC on {address}", flush=True))
     except AddressInUse as error:
         print(f"cronoq-server: {error}", file=sys.stderr)
         return ADDRESS_IN_USE
+    except Unusable as error:
+        print(f"cronoq-server: the store can't be used: {error}", file=sys.stderr)
+        return FAILED

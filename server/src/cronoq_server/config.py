@@ -28,6 +28,9 @@ YEAR_S = 366 * 86_400.0
 KIB = 1024
 MIB = 1024 * KIB
 
+STORES = ("memory", "sqlite")
+"""Kinds of stores."""
+
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 T = TypeVar("T")
@@ -166,10 +169,10 @@ def _variable(value: object) -> str:
     return value
 
 
-def _store_kind(value: object) -> str:
-    if value != "memory":
-        raise ValueError(f"{value!r} is not a store of this version: the only one is 'memory'")
-    return "memory"
+def _path(value: object) -> str:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError("must be the path of a file")
+    return value
 
 
 def _weights(value: object) -> tuple[tuple[str, float], ...]:
@@ -207,9 +210,18 @@ class ServerConfig:
 class StoreConfig:
     """`[store]`: where state is kept."""
 
-    kind: str = _value(_store_kind, "memory")
+    kind: str = _value(_choice(*STORES), "memory")
+    path: str | None = _value(_path, None)
+    keep_finished_s: float = _value(_seconds(above_zero=True), 604_800.0)
     retention_s: float = _value(_seconds(), 3600.0)
     commit_timeout_s: float = _value(_seconds(above_zero=True), 30.0)
+    lock_poll_s: float = _value(_float(0.01, 60), 0.5)
+    lease_ttl_s: float = _value(_float(0.1, 3600), 10.0)
+    lease_renew_s: float = _value(_float(0.01, 3600), 2.0)
+    busy_timeout_s: float = _value(_float(0, 3600), 5.0)
+    full_sync: bool = _value(_bool, True)
+    prune_interval_s: float = _value(_float(0.01, 86_400), 60.0)
+    prune_batch: int = _value(_int(1, 100_000), 1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,6 +451,7 @@ def _contradictions(config: Config) -> list[Problem]:
                 f"is {limits.request_timeout_s:g}",
             )
         )
+    problems += _store_problems(store)
     if store.retention_s < limits.key_retention_s:
         problems.append(
             Problem(
@@ -453,6 +466,31 @@ def _contradictions(config: Config) -> list[Problem]:
     problems += _doubles("resources", [resource.name for resource in config.resources])
     for index, resource in enumerate(config.resources):
         problems += _resource_problems(f"resources[{index}]", resource)
+    return problems
+
+
+def _store_problems(store: StoreConfig) -> list[Problem]:
+    problems = []
+    if store.kind == "sqlite" and store.path is None:
+        problems.append(Problem("store.path", "must be given for a sqlite store"))
+    if store.kind != "sqlite" and store.path is not None:
+        problems.append(Problem("store.path", f"does not belong to a {store.kind} store"))
+    if store.keep_finished_s < store.retention_s:
+        problems.append(
+            Problem(
+                "store.keep_finished_s",
+                f"must not be below store.retention_s ({store.retention_s:g}), "
+                f"is {store.keep_finished_s:g}",
+            )
+        )
+    if store.lease_renew_s * 2 > store.lease_ttl_s:
+        problems.append(
+            Problem(
+                "store.lease_renew_s",
+                f"must be at most half of store.lease_ttl_s ({store.lease_ttl_s:g}), "
+                f"is {store.lease_renew_s:g}",
+            )
+        )
     return problems
 
 

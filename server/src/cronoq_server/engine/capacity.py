@@ -1,6 +1,6 @@
-"""Changes of capacity at run time: pools paused and resumed, resources resized and shown.
+"""Changes of capacity at run time: pools paused, resources resized and shown, old ends let go.
 
-Both are durable. A resize holds until the configured size itself changes: recovery compares what
+All are durable. A resize holds until the configured size itself changes: recovery compares what
 the configuration said when the resize was made with what it says now.
 """
 
@@ -10,9 +10,14 @@ from collections.abc import Iterable
 
 from cronoq_server.engine.draft import Draft
 from cronoq_server.engine.effects import Done, ResourceView, Scaled
-from cronoq_server.engine.events import ListResources, ResizeResource, SetPoolPaused
+from cronoq_server.engine.events import ListResources, Prune, ResizeResource, SetPoolPaused
 from cronoq_server.engine.model import ErrorReason, Status
-from cronoq_server.engine.mutations import PoolPaused, RecoveredChunk, ResourceResized
+from cronoq_server.engine.mutations import (
+    PoolPaused,
+    RecoveredChunk,
+    ResourceResized,
+    TasksPruned,
+)
 from cronoq_server.engine.resources import Resource, ResourceRules
 from cronoq_server.engine.state import State
 from cronoq_server.engine.timers import NEVER
@@ -58,6 +63,12 @@ def resize_resource(draft: Draft, event: ResizeResource) -> None:
     state.overrides[event.name] = resized
     draft.others.append(resized)
     draft.reply(event.call, _rules_view(state, changed))
+
+
+def prune(draft: Draft, event: Prune) -> None:
+    """Has the store let go of old ends; the engine has forgotten them long before."""
+    draft.others.append(TasksPruned(event.before, event.limit))
+    draft.reply(event.call, Done(True))
 
 
 def _wrong_figure(rules: ResourceRules, event: ResizeResource) -> str | None:

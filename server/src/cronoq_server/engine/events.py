@@ -415,6 +415,14 @@ class Unsent(msgspec.Struct, frozen=True, gc=False):
     leases: tuple[int, ...]
 
 
+class Prune(msgspec.Struct, frozen=True, gc=False):
+    """The store may let go of some tasks that ended before this wall instant."""
+
+    call: int
+    before: Instant
+    limit: int
+
+
 class ClockSet(msgspec.Struct, frozen=True, gc=False):
     """The wall clock was set back and the new time is taken."""
 
@@ -461,6 +469,7 @@ Event: TypeAlias = (
     | SlotsSet
     | Released
     | Unsent
+    | Prune
     | ClockSet
     | DispatchStopped
     | DispatchRested

@@ -9,6 +9,7 @@ from cronoq_server.runtime.clock import Alarm, Clock, SteadyWall, SystemClock, a
 from cronoq_server.runtime.collector import tame_gc
 from cronoq_server.runtime.driver import Driver, DriverSettings, Ending
 from cronoq_server.runtime.inbox import Inbox, ResultStream
+from cronoq_server.runtime.pruner import Pruner, PruneSettings
 from cronoq_server.runtime.refusals import NOT_LEADER, STOPPING, Refused
 from cronoq_server.runtime.scaler import Scalers, Webhook
 from cronoq_server.runtime.sessions import Outbound, Session, Sessions, ShutdownNotice
@@ -24,6 +25,8 @@ __all__ = [
     "Ending",
     "Inbox",
     "Outbound",
+    "PruneSettings",
+    "Pruner",
     "Refused",
     "ResultStream",
     "Scalers",

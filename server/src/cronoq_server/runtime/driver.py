@@ -48,6 +48,9 @@ from cronoq_server.stores.base import Batch, Fenced, Leadership, Rejected, Store
 
 log = logging.getLogger(__name__)
 
+RESTORED_INLINE = 10_000
+"""With more recovered tasks than this the engine is rebuilt in a thread of its own."""
+
 LAST_COMMIT: Duration = 2 * SECOND
 """How long the last commit of a server that stops may take beyond its grace."""
 
@@ -145,6 +148,7 @@ class Driver:
         self._alarm_at = Now(NEVER, NEVER)
         self._tick = max(1, min(SECOND, settings.commit_timeout // 10))
         self._late = False
+        self._lost: Fenced | None = None
         self._recovered = False
         self._closing = False
         self._hopeless = False
@@ -165,8 +169,11 @@ class Driver:
         """Has `tell` called with a pool and its number, whenever that changes."""
         self._outbox.on_scaled = tell
 
-    async def recover(self) -> None:
+    async def recover(self) -> int:
         """Loads what the store holds and makes durable what that changes; comes before `run`.
+
+        Returns:
+            How many live tasks were taken over.
 
         Raises:
             Unavailable: The store can't be read.
@@ -175,8 +182,14 @@ class Driver:
         """
         horizon = self.clock.now().wall - self._settings.retention
         chunks = [chunk async for chunk in self.store.recover(self.leadership, horizon)]
+        live = sum(len(chunk.live) for chunk in chunks)
         now = self._read_clock()
-        self._note(self._engine.restore(chunks, now), now)
+        if live > RESTORED_INLINE:
+            # Meanwhile the leadership has to be kept and standby's calls to be answered.
+            step = await asyncio.to_thread(self._engine.restore, chunks, now)
+        else:
+            step = self._engine.restore(chunks, now)
+        self._note(step, now)
         self._own.clear()
         try:
             while self._write_on(now) or self._writer.busy:
@@ -186,6 +199,7 @@ class Driver:
         finally:
             await self._writer.abandon()
         self._recovered = True
+        return live
 
     async def run(self) -> Ending:
         """Serves until it is stopped or its leadership ends.
@@ -209,6 +223,11 @@ class Driver:
         finally:
             await self._leave(ending)
         return ending
+
+    def fence(self, lost: Fenced) -> None:
+        """Ends `run` at once as fenced: whoever keeps the leadership found it gone."""
+        self._lost = lost
+        self._bell.set()
 
     async def stop(self, grace: Duration) -> None:
         """Stops in order: no attempt starts, running ones may report, then the last commit.
@@ -280,6 +299,8 @@ class Driver:
         self._bell.set()
 
     def _turn(self) -> None:
+        if self._lost is not None:
+            raise self._lost
         now = self._read_clock()
         durable = self._take_durable()
         self._write_on(now)
