@@ -6,6 +6,8 @@ import msgspec
 
 from cronoq_server.stores.base import Store
 from cronoq_server.stores.memory import MemoryDisk, MemoryStore
+from cronoq_server.stores.pg_session import PostgresSettings
+from cronoq_server.stores.postgres import PostgresStore
 from cronoq_server.stores.sqlite import SqliteStore
 from cronoq_server.stores.sqlite_file import SqliteSettings
 
@@ -14,17 +16,19 @@ class StoreSettings(msgspec.Struct, frozen=True):
     """What `open_store` has to know.
 
     Attributes:
-        kind: `memory` or `sqlite`.
+        kind: `memory`, `sqlite` or `postgres`.
         finished_max: Finished tasks that the memory store keeps.
         cache_bytes: Outputs that are kept in memory, in bytes: by the memory store all there are,
             by others the newest.
         sqlite: Where a SQLite store lies and how it behaves.
+        postgres: Where a PostgreSQL store lies and how it behaves.
     """
 
     kind: str = "memory"
     finished_max: int = 1_000_000
     cache_bytes: int = 64 * 1024 * 1024
     sqlite: SqliteSettings | None = None
+    postgres: PostgresSettings | None = None
 
 
 def open_store(settings: StoreSettings) -> Store:
@@ -36,10 +40,14 @@ def open_store(settings: StoreSettings) -> Store:
     match settings:
         case StoreSettings(kind="memory"):
             return MemoryStore(MemoryDisk(settings.finished_max, settings.cache_bytes))
-        case StoreSettings(kind="sqlite", sqlite=SqliteSettings() as own):
-            return SqliteStore(own, cache_bytes=settings.cache_bytes)
+        case StoreSettings(kind="sqlite", sqlite=SqliteSettings() as file):
+            return SqliteStore(file, cache_bytes=settings.cache_bytes)
         case StoreSettings(kind="sqlite"):
             raise ValueError("a sqlite store needs its path")
+        case StoreSettings(kind="postgres", postgres=PostgresSettings() as database):
+            return PostgresStore(database, cache_bytes=settings.cache_bytes)
+        case StoreSettings(kind="postgres"):
+            raise ValueError("a postgres store needs its url")
         case _:
-            known = "memory, sqlite"
+            known = "memory, sqlite, postgres"
             raise ValueError(f"there is no store of kind {settings.kind!r}; there are: {known}")

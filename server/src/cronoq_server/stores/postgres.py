@@ -1,0 +1,467 @@
+"""The store of many hosts: a schema in a PostgreSQL database, led by the holder of a lock.
+
+Rules a change must keep:
+
+1. A commit is one transaction over one connection. Its first statement is one UPDATE of the leader
+   row that matches epoch, holder and the position before.
+2. A term lives as long as the session that holds the lock, and no longer than its row says.
+3. The ledger follows the database, never leads it: after an outcome that was unknown it is read
+   anew.
+4. Nothing here is done row by row, but what happens seldom.
+
+Sessions and errors, the lock, rows, pruning, look-ups: `pg_session`, `pg_leader`, `pg_rows`,
+`pg_pruning`, `pg_reads`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import TypeVar
+
+from cronoq_server.engine.model import Instant
+from cronoq_server.engine.mutations import (
+    Output,
+    RecoveredChunk,
+    StoredTask,
+    TaskDeleted,
+    TasksPruned,
+)
+from cronoq_server.stores import pg_reads as reads
+from cronoq_server.stores.base import (
+    Batch,
+    Capabilities,
+    Fenced,
+    FinishedPage,
+    FinishedQuery,
+    Leadership,
+    Rejected,
+    StoreError,
+    TimeBase,
+)
+from cronoq_server.stores.codec import encode_change, quarantined, signed, unsigned
+from cronoq_server.stores.output_cache import CACHE_BYTES, OutputCache
+from cronoq_server.stores.pg_leader import LockSession, begin_term, migrate
+from cronoq_server.stores.pg_ledger import ASIDE, Blocks, Ledger, Segments
+from cronoq_server.stores.pg_pruning import Pruned, delete, drop_oldest, prune
+from cronoq_server.stores.pg_rows import Plan, Setting, write_blocks, write_setting
+from cronoq_server.stores.pg_session import (
+    Connection,
+    Line,
+    PostgresSettings,
+    connect,
+    literal,
+    session_name,
+    transaction,
+)
+from cronoq_server.stores.recovery import Parents, ended_within
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_NEWEST = ((1 << 63) - 1, (1 << 63) - 1)
+
+
+class PostgresLeadership:
+    """One term in a schema."""
+
+    def __init__(self, store: PostgresStore, epoch: int, holder: str, ledger: Ledger) -> None:
+        self.epoch = epoch
+        self.holder = holder
+        self.position = ledger.position
+        self.high_water = ledger.top
+        self.ledger = ledger
+        self._store = store
+
+    async def check(self) -> None:
+        """See `Leadership.check`."""
+        await self._store.check(self)
+
+    async def assert_holds(self, db: Connection) -> None:
+        """Confirms that the row still names this term.
+
+        Raises:
+            Fenced: It does not.
+        """
+        epoch, holder = await db.fetchrow("SELECT epoch, holder FROM cronoq_leader")
+        if (epoch, holder) != (self.epoch, self.holder):
+            raise Fenced(f"epoch {self.epoch} is over, {epoch} is the last one")
+
+
+class PostgresStore:
+    """A handle on a schema."""
+
+    def __init__(self, settings: PostgresSettings, *, cache_bytes: int = CACHE_BYTES) -> None:
+        """Makes a handle; it connects when that is first needed.
+
+        Args:
+            settings: Where the database is and how it is used.
+            cache_bytes: Outputs kept in memory beside the database, in bytes.
+        """
+        self._settings = settings
+        self._session = LockSession(settings)
+        self._writer = Line(self._connect)
+        self._reader = Line(self._connect_reader)
+        self._cache = OutputCache(cache_bytes)
+        self._term: PostgresLeadership | None = None
+        self._segments: Segments | None = None
+        self._epoch: int | None = None
+        self._is_migrated = False
+        self._base = 0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `Store.capabilities`."""
+        return Capabilities(survives_restart=True, spans_hosts=True, remembers=True)
+
+    async def _connect(self) -> Connection:
+        settings = self._settings
+        return await connect(settings, settings.url, session_name(settings.schema, self._epoch))
+
+    async def _connect_reader(self) -> Connection:
+        connection = await self._connect()
+        await connection.execute(reads.READER_OPTIONS)
+        return connection
+
+    # --- leadership ------------------------------------------------------------------------------
+
+    async def acquire_leadership(
+        self, holder: str, now: Instant, time_base: TimeBase
+    ) -> Leadership | None:
+        """See `Store.acquire_leadership`."""
+        settings, session = self._settings, self._session
+        if self._term is not None and session.is_held:
+            return None  # this very handle leads, and asking the lock again would grant it
+        if not self._is_migrated:
+            await session.run(lambda db: migrate(db, settings.schema))
+            self._is_migrated = True
+        if not await session.take():
+            return None
+        base = time_base.unix_nanos_at_zero
+        try:
+            term = await self._begin(holder, now + base)
+        except BaseException:
+            session.close()
+            raise
+        self._base = base
+        self._term = term
+        self._segments = term.ledger.segments
+        self._cache.clear()
+        return term
+
+    async def _begin(self, holder: str, since: Instant) -> PostgresLeadership:
+        """Raises the epoch, then goes on under its name."""
+        epochs: list[int] = []
+
+        async def begin(db: Connection) -> None:
+            epochs.append(await begin_term(db, self._settings, holder, since))
+
+        await self._session.run(begin)
+        self._epoch = epochs[0]
+        self._writer.drop()
+        self._reader.drop()
+        ledger = await self._reader.run(_load_ledger)
+        return PostgresLeadership(self, self._epoch, holder, ledger)
+
+    async def check(self, term: PostgresLeadership) -> None:
+        """See `Leadership.check`."""
+        self._assert_current(term)
+        await self._session.check()
+        await self._reader.run(term.assert_holds)
+
+    def _assert_current(self, term: PostgresLeadership) -> None:
+        if term is not self._term or not self._session.is_held:
+            raise Fenced(f"epoch {term.epoch} is over: its lock session is gone")
+
+    async def release_leadership(self, leadership: Leadership) -> None:
+        """See `Store.release_leadership`."""
+        term = _term(leadership)
+        if term is not self._term:
+            return
+        self._term = None
+
+        async def release(db: Connection) -> None:
+            await db.execute(
+                "UPDATE cronoq_leader SET holder = NULL WHERE epoch = $1 AND holder = $2",
+                term.epoch,
+                term.holder,
+            )
+
+        try:
+            await self._writer.run(release)
+        finally:
+            await self._session.end()
+
+    # --- commits ---------------------------------------------------------------------------------
+
+    async def commit(self, leadership: Leadership, batch: Batch) -> None:
+        """See `Store.commit`."""
+        term = _term(leadership)
+        self._assert_current(term)
+        gone = await self._writer.run(lambda db: self._commit(db, term, batch))
+        self._cache.put(batch.outputs.values())
+        for task_id in gone:
+            self._cache.drop(task_id)
+
+    async def _commit(self, db: Connection, term: PostgresLeadership, batch: Batch) -> list[int]:
+        if term.ledger.position < batch.position - 1:
+            await self._reload(term)
+        ledger = term.ledger
+        plan = Plan(batch, self._base, ledger, self._settings.segment_rows)
+        if not await self._claim(db, term, batch.position, plan):
+            await db.execute("ROLLBACK")
+            await self._confirm(db, term, batch.position)
+            return []
+        try:
+            await plan.write(db, self._settings.schema)
+            pruned = await self._write_others(db, ledger, batch)
+            await db.execute("COMMIT")
+        except StoreError:
+            await db.execute("ROLLBACK")
+            raise
+        _advance(ledger, batch.position, plan, pruned)
+        return [task_id for part in pruned for task_id in part.gone]
+
+    async def _claim(
+        self, db: Connection, term: PostgresLeadership, position: int, plan: Plan
+    ) -> bool:
+        """Begins the transaction; returns whether the batch still has to be written."""
+        top = signed(plan.top) if plan.top else "NULL"
+        answer = await db.execute(
+            f"BEGIN; UPDATE cronoq_leader SET position = {position}, high_water = {top}, "
+            f"segment_rows = {plan.rows} WHERE epoch = {term.epoch} "
+            f"AND holder = {literal(term.holder)} AND position = {position - 1}"
+        )
+        return bool(answer == "UPDATE 1")
+
+    async def _confirm(self, db: Connection, term: PostgresLeadership, position: int) -> None:
+        """Finds out why the leader row did not match.
+
+        Returns when the batch is there already.
+
+        Raises:
+            Fenced: The term is over.
+            Rejected: Batches before this one are missing.
+        """
+        await term.assert_holds(db)
+        last = await db.fetchval("SELECT position FROM cronoq_leader")
+        if last < position:
+            raise Rejected(f"batch {position} does not follow {last}", "Batch")
+        if term.ledger.position < last:
+            await self._reload(term)
+
+    async def _reload(self, term: PostgresLeadership) -> None:
+        """Reads the ledger anew: something was committed without an answer."""
+        term.ledger = await self._reader.run(_load_ledger)
+        self._segments = term.ledger.segments
+
+    async def _write_others(self, db: Connection, ledger: Ledger, batch: Batch) -> list[Pruned]:
+        done: list[Pruned] = []
+        mark = ledger.pruned
+        for mutation in batch.others:
+            if isinstance(mutation, TasksPruned):
+                before = mutation.before + self._base
+                done.append(await prune(db, ledger, mark, before, mutation.limit))
+                mark = done[-1].mark or mark
+            elif isinstance(mutation, TaskDeleted):
+                done.append(await delete(db, ledger, mutation.task_id))
+            elif isinstance(mutation, Setting):
+                await write_setting(db, mutation, self._base)
+            else:
+                raise AssertionError(f"a batch keeps {mutation!r} elsewhere")
+        if any(isinstance(mutation, TasksPruned) for mutation in batch.others):
+            done.append(await drop_oldest(db, ledger, mark))
+        return done
+
+    # --- recovery --------------------------------------------------------------------------------
+
+    async def recover(
+        self, leadership: Leadership, horizon: Instant
+    ) -> AsyncIterator[RecoveredChunk]:
+        """See `Store.recover`."""
+        term, base = _term(leadership), self._base
+        segments = term.ledger.segments
+        chunk, broken = await self._read(term, partial(reads.settings, base=base))
+        await self._set_aside_schedules(term, broken)
+        yield chunk
+        parents = Parents()
+        for ids in _chunks(list(term.ledger.blocks.ids()), reads.CHUNK):
+            live, unreadable = await self._read(
+                term, partial(reads.live, segments=segments, ids=ids, base=base)
+            )
+            await self._set_aside(term, unreadable)
+            parents.note(live)
+            yield RecoveredChunk(live=tuple(live))
+        for query in parents.queries():
+            page = await self._read(
+                term, partial(reads.named, segments=segments, query=query, base=base)
+            )
+            yield RecoveredChunk(parents=tuple(page.tasks))
+        rest: tuple[int, int] | None = _NEWEST
+        while rest is not None:
+            ended, rest = await self._read(term, partial(reads.ends_before, place=rest, base=base))
+            finished, goes_on = ended_within(ended, horizon)
+            yield RecoveredChunk(finished=finished)
+            if not goes_on:
+                return
+
+    async def _read(
+        self, term: PostgresLeadership, work: Callable[[Connection], Awaitable[T]]
+    ) -> T:
+        """Reads under a term that holds."""
+
+        async def checked(db: Connection) -> T:
+            await term.assert_holds(db)
+            return await work(db)
+
+        self._assert_current(term)
+        return await self._reader.run(checked)
+
+    async def _set_aside(self, term: PostgresLeadership, ids: list[int]) -> None:
+        """Quarantines live tasks that cannot be read: they end as failed."""
+        if not ids:
+            return
+        log.error("tasks that cannot be read were set aside: %s", ids)
+        ledger = term.ledger
+        altered = ledger.blocks.altered((), ids)
+
+        async def end(db: Connection) -> None:
+            async with transaction(db):
+                since = await self._fence(db, term)
+                rows = []
+                for task_id in ids:
+                    change = quarantined(task_id, since)
+                    blob = encode_change(change)
+                    # It belongs to the next batch: nobody can have read beyond that yet.
+                    where = (ledger.segments.of(task_id), signed(task_id), ledger.position + 1)
+                    rows.append((*where, since, int(change.status), blob))
+                await _end_unreadable(db, rows, altered)
+
+        await self._writer.run(end)
+        ledger.blocks.apply(altered)
+
+    async def _set_aside_schedules(self, term: PostgresLeadership, names: list[str]) -> None:
+        if not names:
+            return
+        log.error("schedules that cannot be read were set aside: %s", names)
+
+        async def mark(db: Connection) -> None:
+            async with transaction(db):
+                await self._fence(db, term)
+                await db.execute(
+                    "UPDATE cronoq_schedules SET quarantined = 'it cannot be read' "
+                    "WHERE name = ANY($1)",
+                    names,
+                )
+
+        await self._writer.run(mark)
+
+    async def _fence(self, db: Connection, term: PostgresLeadership) -> Instant:
+        """First statement of a transaction that is no commit; returns the database's wall time.
+
+        Raises:
+            Fenced: The term is over.
+        """
+        found: Instant | None = await db.fetchval(
+            "UPDATE cronoq_leader SET epoch = epoch WHERE epoch = $1 AND holder = $2 "
+            "RETURNING (extract(epoch FROM clock_timestamp()) * 1000000000)::bigint",
+            term.epoch,
+            term.holder,
+        )
+        if found is None:
+            await db.execute("ROLLBACK")
+            raise Fenced(f"epoch {term.epoch} is over")
+        return found
+
+    # --- look-ups --------------------------------------------------------------------------------
+
+    async def load_outputs(self, ids: Sequence[int]) -> dict[int, Output]:
+        """See `Store.load_outputs`."""
+        found, missing = self._cache.split(ids)
+        if missing:
+            found |= await self._look_up(partial(reads.outputs, ids=missing))
+        return found
+
+    async def find_finished(self, query: FinishedQuery) -> FinishedPage:
+        """See `Store.find_finished`."""
+        if query.ids or query.keys:
+            return await self._look_up(partial(reads.named, query=query, base=self._base))
+        return await self._reader.run(partial(reads.page, query=query, base=self._base))
+
+    async def load_tasks(self, ids: Sequence[int]) -> list[StoredTask]:
+        """See `Store.load_tasks`."""
+        return await self._look_up(partial(reads.tasks, ids=ids, base=self._base))
+
+    async def _look_up(self, work: Callable[..., Awaitable[T]]) -> T:
+        """Reads with the knowledge of where rows are."""
+
+        async def look(db: Connection) -> T:
+            if self._segments is None:
+                self._segments = (await _load_ledger(db)).segments
+            return await work(db, segments=self._segments)
+
+        return await self._reader.run(look)
+
+    async def close(self) -> None:
+        """See `Store.close`; a lock that was not released is free once its session is closed."""
+        self._reader.close()
+        self._writer.close()
+        await self._session.end()
+
+
+def _term(leadership: Leadership) -> PostgresLeadership:
+    assert isinstance(leadership, PostgresLeadership), leadership
+    return leadership
+
+
+def _chunks(ids: Iterable[int], size: int) -> Iterator[list[int]]:
+    rest = iter(ids)
+    while part := list(islice(rest, size)):
+        yield part
+
+
+async def _load_ledger(db: Connection) -> Ledger:
+    """Everything a leader knows by heart, in one state of the database."""
+    async with transaction(db, "ISOLATION LEVEL REPEATABLE READ READ ONLY"):
+        leader = await db.fetchrow("SELECT * FROM cronoq_leader")
+        segments = await db.fetch("SELECT first_id, segment FROM cronoq_segments")
+        aside = await db.fetch(f"SELECT id FROM cronoq_tasks_{ASIDE}")
+        blocks = await db.fetch("SELECT block, alive FROM cronoq_blocks")
+    highest = leader["high_water"]
+    return Ledger(
+        leader["position"],
+        0 if highest is None else unsigned(highest),
+        leader["segment_rows"],
+        (leader["pruned_position"], leader["pruned_id"]),
+        Segments(
+            ((unsigned(first), segment) for first, segment in segments),
+            (unsigned(number) for (number,) in aside),
+        ),
+        Blocks((block, bits) for block, bits in blocks),
+    )
+
+
+def _advance(ledger: Ledger, position: int, plan: Plan, pruned: list[Pruned]) -> None:
+    """The ledger follows a commit."""
+    ledger.position = position
+    ledger.top = plan.top
+    ledger.rows = plan.rows
+    ledger.blocks.apply(plan.altered)
+    if plan.begins:
+        ledger.segments.begin(*plan.begins)
+    for part in pruned:
+        part.apply(ledger)
+
+
+async def _end_unreadable(
+    db: Connection, rows: list[tuple[int, int, int, Instant, int, bytes]], altered: dict[int, int]
+) -> None:
+    await db.executemany(
+        "INSERT INTO cronoq_ends (segment, id, position, at, status, change) "
+        "VALUES ($1, $2, $3, $4, $5, $6)",
+        rows,
+    )
+    await write_blocks(db, altered)
