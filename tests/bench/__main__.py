@@ -3,6 +3,7 @@
 engine      the engine alone
 e2e         the whole system
 placement   what one start costs, by what tasks ask for
+store       a store alone
 page        no benchmark: writes the tables of docs/performance.md from saved results
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import e2e, engine, idle, page, placement
+from tests.bench import e2e, engine, idle, page, placement, store
 
 BENCHES = {
     "e2e": e2e.main,
@@ -18,6 +19,7 @@ BENCHES = {
     "idle": idle.main,
     "page": page.main,
     "placement": placement.main,
+    "store": store.main,
 }
 
 
