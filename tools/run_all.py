@@ -75,6 +75,7 @@ PARTS = (
     tests("stores", "tests/stores"),
     tests("runtime", "tests/runtime"),
     tests("api", "tests/api"),
+    tests("sim", "tests/sim"),
     tests("sdk-python", "sdk-python/tests"),
     check("sdk-go builds", "just", "sdk-go"),
     check("sdk-typescript builds", "just", "sdk-typescript"),
