@@ -110,7 +110,7 @@ class Accounts:
             for lease in effect.leases
         ]
         self._check_ids(step)
-        self._check_semaphores(bool(started))
+        self._check_semaphores(started)
         if started:
             self._check_slots(started)
             self._check_buckets(started, now)
@@ -129,9 +129,10 @@ class Accounts:
 
     # --- resources -------------------------------------------------------------------------------
 
-    def _check_semaphores(self, has_started: bool) -> None:
+    def _check_semaphores(self, started: list[tuple[int, Lease]]) -> None:
         """Held = what running attempts have; nothing starts beyond the permits."""
         state = self._state
+        taken = {name for _, lease in started for name, _ in lease.spec.resources}
         held: dict[str, int] = {}
         for session in state.sessions.values():
             for attempt in session.leases.values():
@@ -140,22 +141,19 @@ class Accounts:
         for account in state.resources.all():
             if account.is_bucket:
                 continue
-            out = held.pop(account.name, 0)
+            out = held.get(account.name, 0)
             if account.held != out or account.available != account.capacity - out:
                 self._broken(
                     "held = running",
                     f"{account.name}: held {account.held}, available {account.available} of "
                     f"{account.capacity}, running attempts have {out}",
                 )
-            elif has_started and out > account.capacity:
-                before = getattr(self, "_over", {}).get(account.name, 0)
-                if out > before:
-                    self._broken("limits are never exceeded", f"{account.name}: {out} are out")
-        self._over = {
-            account.name: account.held
-            for account in state.resources.all()
-            if not account.is_bucket and account.held > account.capacity
-        }
+            elif account.name in taken and out > account.capacity:
+                # One that shrank may have more out than it holds, but then gives nothing more.
+                self._broken(
+                    "limits are never exceeded",
+                    f"{account.name}: {out} of {account.capacity} are out",
+                )
 
     def _check_slots(self, started: list[tuple[int, Lease]]) -> None:
         state = self._state
@@ -386,7 +384,7 @@ class Accounts:
         """Everything has ended and nobody waits: whatever is left anywhere has leaked."""
         state = self._state
         self._count_all()
-        self._check_semaphores(False)
+        self._check_semaphores([])
         left = {
             "tasks": len(state.tasks),
             "pending": state.pending,

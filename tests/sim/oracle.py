@@ -9,7 +9,7 @@ A call whose outcome is unknown may or may not have happened: no checker assumes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cronoq_server.engine import effects
@@ -64,6 +64,7 @@ class Known:
         asked_cancel: Tasks, or keys, that callers wanted to be cancelled.
         bulk: Whether anything was done in bulk so far.
         jumped: Whether a wall clock was ever set.
+        first: Called right before the first violation is noted.
         set_back: Whether one was ever set back.
     """
 
@@ -81,10 +82,13 @@ class Known:
         self.bulk = False
         self.jumped = False
         self.set_back = False
+        self.first: Callable[[], object] = lambda: None
         self.pools = {pool.name: pool for pool in settings.pools}
 
     def broken(self, promise: str, text: str) -> None:
         """Notes a violation."""
+        if not self.violations:
+            self.first()
         self.violations.append(Violation(promise, text))
 
     def resource(self, name: str) -> ResourceSettings | None:

@@ -30,6 +30,10 @@ from tests.sim.clockwork import Machine, Timeline
 T = TypeVar("T")
 
 
+CALM: Duration = 20 * MILLISECOND
+"""Longest time that a request takes when all is well."""
+
+
 class Weather:
     """How the way to the database is at the moment.
 
@@ -42,13 +46,13 @@ class Weather:
     def __init__(self) -> None:
         self.failing = 0
         self.down = False
-        self.slowest: Duration = 2 * MILLISECOND
+        self.slowest: Duration = CALM
 
     def clear(self) -> None:
         """From now on all is well."""
         self.failing = 0
         self.down = False
-        self.slowest = 2 * MILLISECOND
+        self.slowest = CALM
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:

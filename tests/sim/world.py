@@ -214,6 +214,7 @@ class World:
         leader: The process that serves, as far as callers can tell.
         oracle: Watches over the promises.
         tail: The last steps of all engines.
+        evidence: The last steps before the first violation.
         terms: How many leaderships began to serve.
         faults: What went wrong on purpose, by kind.
         lossy: How many of a thousand messages with leases are lost with their stream.
@@ -238,6 +239,8 @@ class World:
         self.oracle = Oracle(Known(settings, self.timeline))
         self.known = self.oracle.known
         self.tail: deque[Taken] = deque(maxlen=TAIL)
+        self.evidence: list[Taken] = []
+        self.known.first = lambda: self.evidence.extend(self.tail)
         self.terms = 0
         self.faults: dict[str, int] = {}
         self.lossy = 0
