@@ -74,6 +74,7 @@ PARTS = (
     tests("engine", "tests/engine"),
     tests("stores", "tests/stores"),
     tests("runtime", "tests/runtime"),
+    tests("ha", "tests/ha"),
     tests("api", "tests/api"),
     tests("sim", "tests/sim"),
     tests("sdk-python", "sdk-python/tests"),
