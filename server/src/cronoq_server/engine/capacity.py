@@ -26,7 +26,7 @@ from cronoq_server.engine.timers import NEVER
 def set_pool_paused(draft: Draft, event: SetPoolPaused) -> None:
     """Pauses or resumes a pool; running attempts go on."""
     pool = draft.state.pools.get(event.pool)
-    if pool is None:
+    if pool is None or not pool.configured:
         message = f"pool: there is no pool {event.pool!r}"
         draft.refuse(event.call, ErrorReason.POOL_UNKNOWN, message)
         return
@@ -41,7 +41,7 @@ def resize_resource(draft: Draft, event: ResizeResource) -> None:
     """Gives a resource another size; permits that are out stay out."""
     state = draft.state
     rules = state.resources.configured(event.name)
-    if rules is None:
+    if rules is None or event.name in state.orphans:
         message = f"name: there is no resource {event.name!r}"
         draft.refuse(event.call, ErrorReason.RESOURCE_NOT_FOUND, message)
         return

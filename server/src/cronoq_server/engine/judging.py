@@ -140,7 +140,7 @@ def resources_refusal(state: State, spec: TaskSpec) -> Refusal | None:
     """Every resource must exist and be large enough to ever hold what is asked."""
     for name, amount in spec.resources:
         rules = state.resources.rules_of(name)
-        if rules is None:
+        if rules is None or name in state.orphans:
             return Refusal(
                 ErrorReason.RESOURCE_UNKNOWN, f"resources: there is no resource {name!r}"
             )

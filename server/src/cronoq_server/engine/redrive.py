@@ -63,7 +63,7 @@ def put_back(draft: Draft, stored: StoredTask) -> Refusal | None:
     state, spec, change = draft.state, stored.spec, stored.change
     assert change is not None
     pool = state.pools.get(spec.pool)
-    if pool is None:
+    if pool is None or not pool.configured:
         return Refusal(ErrorReason.POOL_UNKNOWN, f"pool: there is no pool {spec.pool!r} any more")
     ended = state.finished.get(stored.task_id)
     if ended is not None and (ended.status, ended.attempt) != (change.status, change.attempt):

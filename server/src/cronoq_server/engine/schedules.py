@@ -74,7 +74,7 @@ def put(draft: Draft, event: PutSchedule) -> None:
     """Puts a schedule, new or in place of the one with its name."""
     state, spec, wall = draft.state, event.spec, draft.now.wall
     template = spec.template
-    if template.pool not in state.pools:
+    if not state.has_pool(template.pool):
         message = f"template.pool: there is no pool {template.pool!r}"
         draft.refuse(event.call, ErrorReason.POOL_UNKNOWN, message)
         return
@@ -400,4 +400,5 @@ def restore_schedules(draft: Draft, chunks: Iterable[RecoveredChunk]) -> None:
             calendar = parsed if isinstance(parsed, Calendar) else None
             schedule = Schedule(stored, calendar)
             draft.state.schedules[spec.name] = schedule
+            draft.state.keep_orphan(spec.template)
             arm(draft.state, schedule)

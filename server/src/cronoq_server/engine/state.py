@@ -397,6 +397,7 @@ class State:
         self.schedules: dict[str, Schedule] = {}
         self.occurrences: dict[str, dict[int, None]] = {}
         self.overrides: dict[str, ResourceResized] = {}
+        self.orphans: dict[str, None] = {}  # resources that are no longer configured
         self.waits: dict[int, WaitState] = {}
         self.waiters: dict[int, list[int]] = {}
         self.parked: dict[int, Submit] = {}
@@ -414,6 +415,11 @@ class State:
         ttl = settings.lease_ttl
         return Pool(settings, self.lease_lists.setdefault(ttl, ExpiryList(ttl)))
 
+    def has_pool(self, name: str) -> bool:
+        """Whether the configuration has this pool."""
+        pool = self.pools.get(name)
+        return pool is not None and pool.configured
+
     def keep_orphan(self, spec: TaskSpec) -> None:
         """Makes room for a recovered task whose pool or resources are no longer configured."""
         if spec.pool not in self.pools:
@@ -423,6 +429,7 @@ class State:
             self.placement.add_pool(_pool_rules(settings))
         for name, _ in spec.resources:
             if self.resources.rules_of(name) is None:
+                self.orphans[name] = None
                 self.resources.add(ResourceRules(name, 0))
 
     def adopt(self, task: Task) -> None:
