@@ -6,15 +6,29 @@ import msgspec
 import pytest
 
 from cronoq_server.engine import effects
+from cronoq_server.engine.cron import Calendar, parse
 from cronoq_server.engine.engine import Engine
+from cronoq_server.engine.events import (
+    ListResources,
+    PutSchedule,
+    Redrive,
+    RemoveSchedule,
+    ResizeResource,
+    SetPoolPaused,
+    SubmitMode,
+)
 from cronoq_server.engine.model import (
     FIRST_TERMINAL,
     SECOND,
     EdgeCondition,
+    ErrorReason,
     MissPolicy,
     Outcome,
     PoolSettings,
+    Refusal,
+    ResourceSettings,
     RetryPolicy,
+    ScheduleSpec,
     Status,
 )
 from cronoq_server.engine.mutations import RecoveredChunk, StatusChanged
@@ -29,6 +43,12 @@ HOUR = 3600 * SECOND
 def state_of(world: World) -> State:
     """The tables of a world's engine."""
     return world.engine._state
+
+
+def refused(answer: object, reason: ErrorReason) -> None:
+    """The answer is a refusal for this reason."""
+    assert isinstance(answer, Refusal), answer
+    assert answer.reason == reason
 
 
 # --- every boundary ------------------------------------------------------------------------------
@@ -454,3 +474,69 @@ def test_acknowledged_submit_survives_and_lost_one_leaves_no_trace() -> None:
     assert world.status(kept) == Status.READY
     assert world.submit(spec(key="lost")).duplicates == ()
     assert all(t.status < FIRST_TERMINAL for t in state_of(world).tasks.values())
+
+
+# --- what the configuration no longer has --------------------------------------------------------
+
+
+def test_tasks_of_a_pool_that_is_gone_are_kept_and_wait_visibly() -> None:
+    """EN-97: listed, shown, cancelled; nobody may submit or join; they go on when it is back."""
+    old = PoolSettings("old", retry=RetryPolicy(initial_backoff=SECOND))
+    world = World(PoolSettings("default"), old)
+    session = world.join(pool="old")
+    running = world.add(spec(pool="old"))
+    ready, blocked = world.add(spec(pool="old"), spec(pool="old", dependencies=after(running)))
+    world.crash(pools=(PoolSettings("default"),))
+    world.advance(SECOND)
+    assert {world.status(task) for task in (running, ready)} == {Status.READY}
+    assert world.view(ready).waiting_for
+    assert [view.task_id for view in world.page().tasks] == [running, ready, blocked]
+    refused(world.submit(spec(pool="old")), ErrorReason.POOL_UNKNOWN)
+    many = world.submit(spec(pool="old"), mode=SubmitMode.MANY)
+    refused(many.refusals[0][1], ErrorReason.POOL_UNKNOWN)
+    session = world.join(pool="old")
+    refused(world.joined[session], ErrorReason.POOL_UNKNOWN)
+    world.cancel(ready)
+    assert world.status(ready) == Status.CANCELLED
+    redriven = Redrive(world.call(), ready, found=world.ledger.find([ready], []))
+    refused(world.ask(redriven), ErrorReason.POOL_UNKNOWN)
+    world.crash(pools=(PoolSettings("default"), old))
+    world.advance(SECOND)
+    assert world.lease(world.join(pool="old")).task_id == running
+
+
+def test_tasks_of_a_resource_that_is_gone_are_kept_and_wait_visibly() -> None:
+    """EN-97: it holds nothing, so that nothing starts; and it is there again when it is."""
+    gpu = ResourceSettings("gpu", permits=1)
+    world = World(resources=(gpu,))
+    task = world.add(spec(resources=(("gpu", 1),)))
+    world.crash(resources=())
+    session = world.join()
+    assert not world.out.get(session)
+    assert world.view(task).waiting_for == ("resource gpu cannot hold as much",)
+    refused(world.submit(spec(resources=(("gpu", 1),))), ErrorReason.RESOURCE_UNKNOWN)
+    resize = ResizeResource(world.call(), "gpu", permits=5)
+    refused(world.ask(resize), ErrorReason.RESOURCE_NOT_FOUND)
+    (shown,) = world.ask(ListResources(world.call()))
+    assert (shown.permits, shown.waiting) == (0, 1)
+    world.crash(resources=(gpu,))
+    assert world.lease(world.join()).task_id == task
+
+
+def test_schedule_of_a_pool_that_is_gone_goes_on_creating() -> None:
+    """EN-97: its occurrences wait like everything else there; it can be removed."""
+    world = World(PoolSettings("default"), PoolSettings("old"))
+    calendar = parse("* * * * *")
+    assert isinstance(calendar, Calendar)
+    template = spec(pool="old", resources=())
+    event = PutSchedule(world.call(), ScheduleSpec("s", "* * * * *", template), calendar)
+    world.step(event)
+    world.crash(pools=(PoolSettings("default"),))
+    world.advance(60 * SECOND)
+    (task,) = world.ledger.rows
+    assert world.status(task) == Status.READY
+    again = PutSchedule(world.call(), ScheduleSpec("t", "* * * * *", template), calendar)
+    refused(world.ask(again), ErrorReason.POOL_UNKNOWN)
+    assert world.ask(RemoveSchedule(world.call(), "s")) == effects.Done(changed=True)
+    pause = SetPoolPaused(world.call(), "old", paused=True)
+    refused(world.ask(pause), ErrorReason.POOL_UNKNOWN)
