@@ -1,35 +1,31 @@
 """The benchmarks by name: `python -m tests.bench NAME …`, or `./justw bench NAME …`.
 
-engine      the engine alone
-e2e         the whole system
-placement   what one start costs, by what tasks ask for
-store       a store alone
-page        no benchmark: writes the tables of docs/performance.md from saved results
+    e2e         the whole system
+    engine      the engine alone
+    idle        many workers and nothing to do
+    placement   what one start costs, by what tasks ask for
+    store       a store alone
+    page        no benchmark: writes the tables of docs/performance.md from saved results
+
+Only the one that is named is imported: one that needs a database is no matter to the others.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 
-from tests.bench import e2e, engine, idle, page, placement, store
-
-BENCHES = {
-    "e2e": e2e.main,
-    "engine": engine.main,
-    "idle": idle.main,
-    "page": page.main,
-    "placement": placement.main,
-    "store": store.main,
-}
+BENCHES = ("e2e", "engine", "idle", "page", "placement", "store")
 
 
 def main() -> int:
     """Runs the benchmark that the command line names."""
-    names = ", ".join(BENCHES)
     if len(sys.argv) < 2 or sys.argv[1] not in BENCHES:
+        names = ", ".join(BENCHES)
         print(f"usage: ./justw bench NAME [--help | …], where NAME is one of {names}")
         return 2
-    return BENCHES[sys.argv[1]](sys.argv[2:])
+    code: int = importlib.import_module(f"tests.bench.{sys.argv[1]}").main(sys.argv[2:])
+    return code
 
 
 if __name__ == "__main__":

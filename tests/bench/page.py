@@ -39,10 +39,9 @@ def _origin(result: Result) -> str:
 
 
 def _e2e() -> str:
-    result = _load("e2e")
-    cpu = [
-        f"{result[f'{who}_cpu_s_per_1000'] * 1e3:.0f}" for who in ("server", "workers", "client")
-    ]
+    result, backlog = _load("e2e"), _load("e2e-with-backlog")
+    processes = ("server", "workers", "client")
+    cpu = [f"{result[f'{process}_cpu_s_per_1000'] * 1e3:.0f}" for process in processes]
     rows = [
         ("what", "measured", "at least"),
         (
