@@ -33,14 +33,14 @@ def describe(name: str) -> dict[str, Any]:
 
 def _commit() -> str:
     """The commit, marked if files differ from it; empty where there is no repository."""
-    git = ("git", "-C", str(ROOT))
-    run = subprocess.run(
-        (*git, "describe", "--always", "--dirty", "--exclude=*"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return run.stdout.strip()
+    # Results that were saved before this one change nothing of what is measured.
+    changes = _git("status", "--porcelain", "--", ".", f":!{RESULTS.relative_to(ROOT)}")
+    return _git("rev-parse", "--short", "HEAD") + ("-dirty" if changes else "")
+
+
+def _git(*arguments: str) -> str:
+    command = ("git", "-C", str(ROOT), *arguments)
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def save(result: dict[str, Any], name: str) -> None:
