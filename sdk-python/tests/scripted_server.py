@@ -190,7 +190,9 @@ class ScriptedServer(grpc.GenericRpcHandler):
     async def start(self, port: int = 0, credentials: grpc.ServerCredentials | None = None) -> Self:
         """Listens, on the given port or a free one."""
         self._credentials = credentials
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        # Tests ping more often than a server would allow.
+        options = [("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)]
+        self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((self,))
         address = f"{self.address}:{port}"
         if credentials is None:

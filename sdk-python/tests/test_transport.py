@@ -8,13 +8,13 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import pytest
 from scripted_server import PATIENCE_S, Refusal, ScriptedServer
 
-from cronoq import Backoff, Client, ClientOptions, TlsOptions, Worker
+from cronoq import Backoff, Client, ClientOptions, Keepalive, TlsOptions, Worker
 from cronoq._calls import GET
 from cronoq._endpoint import parse_configured
 from cronoq._proto import task_pb2, tasks_pb2
@@ -197,6 +197,71 @@ async def test_a_server_that_accepts_and_says_nothing_is_given_up(server: Script
         code = grpc.StatusCode.FAILED_PRECONDITION
         server.refuse_streams(Refusal(code, "elsewhere", metadata=metadata))
         await _accept_and_end(server, _worker(server.endpoint, connect_timeout=0.1))
+
+
+class Tunnel:
+    """Carries bytes to a server until it is told to lose them, without closing anything."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._tasks: list[asyncio.Task[None]] = []
+        self.is_losing = False
+        self.endpoint = ""
+
+    async def __aenter__(self) -> Self:
+        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        host, port = self._listener.sockets[0].getsockname()
+        self.endpoint = f"{host}:{port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._listener.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        for source, target in ((reader, inner_writer), (inner_reader, writer)):
+            self._tasks.append(asyncio.create_task(self._carry(source, target)))
+
+    async def _carry(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        # Once it loses, it loses this connection's bytes for good; new ones are carried.
+        is_lost = False
+        try:
+            while chunk := await source.read(65536):
+                is_lost |= self.is_losing
+                if not is_lost:
+                    target.write(chunk)
+        except ConnectionError:
+            pass
+        finally:
+            target.close()
+
+
+async def test_a_half_open_connection_is_noticed_by_keepalive(server: ScriptedServer) -> None:
+    """Packets are lost and nobody says so; the worker opens a new stream by itself."""
+    keepalive = Keepalive()
+    # Options refuse so short a time, since real servers do.
+    object.__setattr__(keepalive, "interval", 0.1)
+    object.__setattr__(keepalive, "timeout", 0.1)
+    async with Tunnel(server.port) as tunnel:
+        gone = asyncio.Event()
+        worker = _worker(tunnel.endpoint, keepalive=keepalive, on_disconnect=lambda *_: gone.set())
+        async with worker:
+            first = await server.stream()
+            await first.accept()
+            await worker.wait_ready()
+            tunnel.is_losing = True
+            async with asyncio.timeout(PATIENCE_S):
+                await gone.wait()
+            tunnel.is_losing = False
+            second = await server.stream()
+            await second.accept()
+            await worker.wait_ready()
+            ending = asyncio.create_task(second.end_of_worker())
+            ending.add_done_callback(lambda _: second.end())
+        await ending
 
 
 async def test_ipv6_endpoints_work() -> None:

@@ -77,6 +77,8 @@ class Dialer:
             ("grpc.keepalive_time_ms", _ms(options.keepalive.interval)),
             ("grpc.keepalive_timeout_ms", _ms(options.keepalive.timeout)),
             ("grpc.http2.max_pings_without_data", 0),
+            # Without it an unanswered ping is noticed after a minute, whatever the line above says.
+            ("grpc.http2.ping_timeout_ms", _ms(options.keepalive.timeout)),
             # The server bounds what it sends; a limit here would turn its larger one into a break.
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
