@@ -409,6 +409,25 @@ def test_unknown_parents_are_refused_where_the_pool_does_not_wait() -> None:
         assert repr(target) in answer.message
 
 
+@pytest.mark.parametrize("where", ["live", "ended", "stored"])
+@pytest.mark.parametrize("by_key", [True, False])
+def test_parent_in_a_foreign_pool_is_not_there(where: str, by_key: bool) -> None:
+    """EN-37: whoever may not see a task can't learn of it, or of its output, through a child."""
+    mine = PoolSettings("b", await_unknown_dependencies=60 * SECOND)
+    world = World(PoolSettings("a"), mine, key_retention=SECOND)
+    parent = world.add(spec(pool="a", key="secret"))
+    if where != "live":
+        world.complete(world.join(pool="a"))
+    if where == "stored":
+        world.leap(5 * SECOND)
+    child = spec(pool="b", dependencies=after("secret" if by_key else parent))
+    answer = world.submit(child, scope=frozenset("b"))
+    assert isinstance(answer, Refusal)
+    assert answer.reason == ErrorReason.DEPENDENCY_UNKNOWN
+    world.add(child, scope=frozenset("ab"))
+    world.add(child)
+
+
 def test_unknown_id_is_never_awaited() -> None:
     """EN-34: only keys are waited for: ids are the server's to give."""
     answer = World(AWAITING).submit(spec(dependencies=after(5 << 48)))

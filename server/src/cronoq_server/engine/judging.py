@@ -84,7 +84,7 @@ def judge(
                 return _at(len(specs), index, ErrorReason.KEY_IN_USE, message)
             known[index] = task_id
             continue
-        newcomer = _newcomer(state, index, spec, in_batch, found)
+        newcomer = _newcomer(state, index, spec, in_batch, scope, found)
         refusal = newcomer if isinstance(newcomer, Refusal) else resources_refusal(state, spec)
         if refusal is not None:
             return _at(len(specs), index, refusal.reason, refusal.message, refusal)
@@ -154,9 +154,13 @@ def resources_refusal(state: State, spec: TaskSpec) -> Refusal | None:
 
 
 def _newcomer(
-    state: State, index: int, spec: TaskSpec, in_batch: dict[str, int], found: Found
+    state: State, index: int, spec: TaskSpec, in_batch: dict[str, int], scope: Scope, found: Found
 ) -> Newcomer | Refusal:
-    """Resolves a spec's dependencies as far as the engine's tables go."""
+    """Resolves a spec's dependencies as far as the engine's tables go.
+
+    A parent in a pool that the caller may not use is refused like one that does not exist: its
+    child would tell how it ended, and its child's worker would be given its output.
+    """
     newcomer = Newcomer(index, spec, [], [])
     for dependency in spec.dependencies:
         target, condition = dependency.target, dependency.condition
@@ -164,6 +168,9 @@ def _newcomer(
             newcomer.edges.append(OpenEdge(-in_batch[target] - 1, condition, target))
             continue
         task_id = state.keys.get(target) if isinstance(target, str) else target
+        pool = None if scope is None else _pool_of(state, target, task_id, found)
+        if scope is not None and pool is not None and pool not in scope:
+            return _no_parent(target)
         if task_id is not None and task_id in state.tasks:
             newcomer.edges.append(OpenEdge(task_id, condition))
             newcomer.parents.append(task_id)
@@ -181,6 +188,18 @@ def _newcomer(
         if status and not edge_holds(condition, status):
             newcomer.doom = newcomer.doom or impossible(task_id, condition, status)
     return newcomer
+
+
+def _pool_of(state: State, target: TaskRef, task_id: int | None, found: Found) -> str | None:
+    """The pool of a task that the engine or the store holds; None = nobody knows it."""
+    if task_id is not None:
+        live, ended = state.tasks.get(task_id), state.finished.get(task_id)
+        if live is not None:
+            return live.spec.pool
+        if ended is not None:
+            return ended.pool
+    stored = found.get(target) if found else None
+    return None if stored is None else stored.spec.pool
 
 
 def _ended_status(state: State, target: TaskRef, task_id: int | None, found: Found) -> int | None:
@@ -203,6 +222,10 @@ def _unknown_parent(
     if isinstance(target, str) and state.pools[spec.pool].settings.await_unknown_dependencies:
         newcomer.edges.append(OpenEdge(0, condition, target))
         return None
+    return _no_parent(target)
+
+
+def _no_parent(target: TaskRef) -> Refusal:
     named = f"key {target!r}" if isinstance(target, str) else f"id {target}"
     return Refusal(ErrorReason.DEPENDENCY_UNKNOWN, f"dependencies: there is no task with {named}")
 
