@@ -169,6 +169,8 @@ class Listener:
             ("grpc.max_send_message_length", limits.max_message_bytes + SEND_MARGIN),
             ("grpc.keepalive_time_ms", round(limits.keepalive_interval_s * 1000)),
             ("grpc.keepalive_timeout_ms", round(limits.keepalive_timeout_s * 1000)),
+            # Without it an unanswered ping is noticed after a minute, whatever the line above says.
+            ("grpc.http2.ping_timeout_ms", round(limits.keepalive_timeout_s * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
