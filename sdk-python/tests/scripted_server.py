@@ -58,10 +58,12 @@ class Refusal(Exception):
         return (*self.metadata, ("grpc-status-details-bin", status.SerializeToString()))
 
 
-def make_status(code: grpc.StatusCode, message: str, reason: str) -> status_pb2.Status:
+def make_status(
+    code: grpc.StatusCode, message: str, reason: str, details: dict[str, str] | None = None
+) -> status_pb2.Status:
     """A google.rpc.Status as servers put it into details and outcomes."""
     detail = any_pb2.Any()
-    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="cronoq"))
+    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="cronoq", metadata=details))
     number = getattr(code_pb2, code.name)
     return status_pb2.Status(code=number, message=message, details=[detail])
 

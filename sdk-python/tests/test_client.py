@@ -222,6 +222,21 @@ async def test_each_caller_gets_its_own_error(client: Client, admission: Admissi
     assert str(bad) == "kind: too long"
 
 
+async def test_an_error_speaks_of_the_callers_task_only(
+    client: Client, admission: Admission
+) -> None:
+    """Not of its place in a request that the caller knows nothing of."""
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    details = {"field": "tasks[1].key", "index": "1", "limit": "256"}
+    status = make_status(code, "tasks[1].key: too long", "invalid_field", details)
+    admission.refused["bad"] = status
+    _, bad = await asyncio.gather(
+        client.submit("good"), client.submit("bad"), return_exceptions=True
+    )
+    assert isinstance(bad, InvalidFieldError)
+    assert (str(bad), bad.details) == ("key: too long", {"field": "key", "limit": "256"})
+
+
 async def test_a_task_for_a_full_pool_is_sent_again_as_a_call_that_parks(
     server: ScriptedServer, client: Client, admission: Admission
 ) -> None:

@@ -229,7 +229,7 @@ class SubmitCoalescer:
                 member.settle((admitted.id, admitted.duplicate))
                 again.append(False)
                 continue
-            error = status_error(outcome.error)
+            error = status_error(outcome.error, f"tasks[{index}].")
             is_repeated = may_repeat(error, idempotent=member.keyed)
             again.append(is_repeated)
             if isinstance(error, QueueFullError):

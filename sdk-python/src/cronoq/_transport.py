@@ -394,12 +394,21 @@ def error_info_of(status: status_pb2.Status) -> tuple[ErrorReason | None, dict[s
     return None, {}
 
 
-def status_error(status: status_pb2.Status) -> CronoqError:
-    """Returns the exception for a status that travels inside a message."""
+def status_error(status: status_pb2.Status, place: str = "") -> CronoqError:
+    """Returns the exception for a status that travels inside a message.
+
+    Args:
+        status: The status.
+        place: Where in the request the server says the fault is, such as `tasks[3].`. It is left
+            out: the caller knows of one task only, not of the request that carried it.
+    """
     reason, details = error_info_of(status)
-    return error_for(
-        _CODE_NAMES.get(status.code, "UNKNOWN"), status.message, reason=reason, details=details
-    )
+    if place:
+        details.pop("index", None)
+        details = {name: text.removeprefix(place) for name, text in details.items()}
+    code = _CODE_NAMES.get(status.code, "UNKNOWN")
+    message = status.message.removeprefix(place)
+    return error_for(code, message, reason=reason, details=details)
 
 
 _CODE_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
