@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from cronoq_server.engine.events import DispatchRested, DispatchStopped, Event
-from cronoq_server.engine.model import SECOND, ResourceSettings, Status
+from cronoq_server.engine.events import (
+    Cancel,
+    DispatchRested,
+    DispatchStopped,
+    Event,
+    Redrive,
+)
+from cronoq_server.engine.model import SECOND, ErrorReason, Refusal, ResourceSettings, Status
 from tests.engine.harness import World, spec
 
 
@@ -35,3 +41,16 @@ def test_lease_that_never_left_uses_up_no_attempt() -> None:
 
     world.join()
     assert (world.status(task), world.view(task).attempt) == (Status.RUNNING, 1)
+
+
+def test_redrive_that_overtakes_the_end_is_told_that_there_was_none() -> None:
+    """The store does not know an end of this very step: the task is there, and has not ended."""
+    world = World()
+    task = world.add(spec())
+    redrive = Redrive(world.call(), task)
+
+    world.step(Cancel(world.call(), task), redrive)
+
+    answer = world.replies[redrive.call]
+    assert isinstance(answer, Refusal)
+    assert answer.reason == ErrorReason.NOT_TERMINAL

@@ -116,11 +116,21 @@ class Callers:
         finally:
             process.links.pop(task, None)
 
-    async def _quietly(self, build: Callable[[Driver, int], events.Event], tries: int = 1) -> Any:
+    async def _quietly(
+        self,
+        build: Callable[[Driver, int], events.Event],
+        tries: int = 1,
+        about: TaskRef | None = None,
+    ) -> Any:
         """The answer, or None if there is none to speak of."""
+        is_known = about in self.world.known.chronicle.rows
         try:
             return await self.ask(build, tries)
-        except (Lost, Refused):
+        except Lost:
+            return None
+        except Refused as error:
+            if is_known and error.refusal.reason == ErrorReason.TASK_UNKNOWN:
+                self.world.oracle.answers.denied(about)
             return None
 
     # --- changes ---------------------------------------------------------------------------------
@@ -146,17 +156,18 @@ class Callers:
     async def cancel(self, target: TaskRef) -> None:
         """Cancels a task."""
         self.world.known.asked_cancel[target] = None
-        answer = await self._quietly(lambda _, call: events.Cancel(call, target), 3)
+        answer = await self._quietly(lambda _, call: events.Cancel(call, target), 3, target)
         if isinstance(answer, effects.Done) and answer.changed:
             self.world.oracle.answers.cancelled(target)
 
     async def redrive(self, target: TaskRef) -> None:
         """Puts a task back."""
         self.world.known.asked_redrive[target] = None
-        await self._quietly(lambda _, call: events.Redrive(call, target))
+        await self._quietly(lambda _, call: events.Redrive(call, target), 1, target)
 
     async def delete(self, target: TaskRef) -> None:
         """Deletes a finished task."""
+        self.world.known.asked_delete[target] = None
         await self._quietly(lambda _, call: events.Delete(call, target))
 
     async def bulk(self, wanted: TaskFilter, action: BulkAction) -> None:
@@ -184,7 +195,7 @@ class Callers:
 
     async def get(self, target: TaskRef, detail: bool) -> None:
         """Looks at a task."""
-        answer = await self._quietly(lambda _, call: events.Get(call, target, detail))
+        answer = await self._quietly(lambda _, call: events.Get(call, target, detail), 1, target)
         if isinstance(answer, effects.TaskDetail):
             answer = answer.view
         if isinstance(answer, effects.TaskView):

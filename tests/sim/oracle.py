@@ -62,6 +62,7 @@ class Known:
         cancelled: Tasks that a worker cancelled.
         asked_redrive: Tasks that callers wanted to be put back.
         asked_cancel: Tasks, or keys, that callers wanted to be cancelled.
+        asked_delete: Tasks, or keys, that callers wanted to be deleted.
         bulk: Whether anything was done in bulk so far.
         jumped: Whether a wall clock was ever set.
         first: Called right before the first violation is noted.
@@ -79,6 +80,7 @@ class Known:
         self.cancelled: dict[int, None] = {}
         self.asked_redrive: dict[TaskRef, None] = {}
         self.asked_cancel: dict[TaskRef, None] = {}
+        self.asked_delete: dict[TaskRef, None] = {}
         self.bulk = False
         self.jumped = False
         self.set_back = False
@@ -456,6 +458,14 @@ class Answers:
             return
         if not any(i in self._known.asked_redrive for i in (*ids, target)) and not self._known.bulk:
             self._known.broken(self.promise, f"{target} was said to be cancelled, it is not")
+
+    def denied(self, target: TaskRef | None) -> None:
+        """Somebody was told that there is no such task, though there was one when he asked."""
+        known = self._known
+        row = known.chronicle.rows.get(target) if isinstance(target, int) else None
+        if row is None or target in known.asked_delete or row.spec.key in known.asked_delete:
+            return
+        known.broken("a task that is there is known", f"there is no task {target}, it was said")
 
     def shown(self, view: effects.TaskView) -> None:
         """A task was shown."""

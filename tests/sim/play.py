@@ -249,7 +249,7 @@ class Play:
             self._later(lambda: callers.cancel(self._target()))
         if has["redrives"]:
             for _ in range(chance.randrange(4, 16)):
-                self._later(lambda: callers.redrive(self._target()))
+                self._later(self._redrive)
         if has["deletes"]:
             for _ in range(4):
                 self._later(lambda: callers.delete(self._target()))
@@ -260,6 +260,14 @@ class Play:
             self._plan_schedules()
         if has["operators"]:
             self._plan_capacity()
+
+    async def _redrive(self) -> None:
+        """Sometimes two people put back the same task."""
+        target = self._target()
+        if self.chance.random() < 0.4:
+            self.world.spawn(self.callers.redrive(target))
+            await self.world.sleep(int(2 * SECOND * self.chance.random()))
+        await self.callers.redrive(target)
 
     async def _bulk(self) -> None:
         chance = self.chance

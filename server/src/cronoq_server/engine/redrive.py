@@ -48,6 +48,11 @@ def redrive(draft: Draft, event: Redrive) -> None:
         return
     stored = event.found.get(event.target) if event.found else None
     hidden = event.scope is not None and stored and stored.spec.pool not in event.scope
+    if known is not None and stored is None:
+        # It ended after the store was asked, or its end is not written yet.
+        message = f"task {known.task_id} had not ended when this call came"
+        draft.refuse(event.call, ErrorReason.NOT_TERMINAL, message)
+        return
     if stored is None or stored.change is None or hidden or stored.task_id in state.deleted:
         refuse_unknown(draft, event.call, event.target)
         return
