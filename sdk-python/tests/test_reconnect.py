@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,34 @@ def test_delays_cover_the_whole_bound() -> None:
         decision = policy.decide(Ended("UNAVAILABLE"), 100.0)
         delays.append(decision.until - 100.0 if isinstance(decision, Wait) else 0.0)
     assert pytest.approx([0.1 * fraction for fraction in fractions]) == delays
+
+
+@pytest.mark.parametrize("outage", [0.5, 3.0, 180.0])
+def test_many_workers_come_back_soon_and_in_no_storm(outage: float) -> None:
+    """Four tries in any second at most, all there within six seconds, evenly spread."""
+    back = []
+    for seed in range(500):
+        settings = ReconnectSettings(endpoint=parse_configured("127.0.0.1:1", tls=False))
+        policy = ReconnectPolicy(settings, random.Random(seed).random)
+        policy.decide(Started(), 0.0)
+        policy.decide(Registered(), 0.0)
+        now, tries = 1.0, [0.0]
+        decision = policy.decide(Ended("UNAVAILABLE"), now)
+        while True:
+            if isinstance(decision, Wait):
+                now = decision.until
+                decision = policy.decide(Elapsed(), now)
+            assert isinstance(decision, Connect)
+            tries.append(now)
+            if now >= 1.0 + outage:
+                break
+            decision = policy.decide(Ended("UNAVAILABLE"), now)
+        spans = [tries[n + 4] - tries[n] for n in range(len(tries) - 4)]
+        assert min(spans, default=1.0) >= 1.0 - 1e-9
+        back.append(now - 1.0 - outage)
+    assert max(back) < 6.0
+    busiest = max(sum(at <= other < at + 0.1 for other in back) for at in back)
+    assert busiest < 250
 
 
 def test_constants_are_those_of_all_languages() -> None:
