@@ -62,6 +62,7 @@ class Known:
         cancelled: Tasks that a worker cancelled.
         asked_redrive: Tasks that callers wanted to be put back.
         asked_cancel: Tasks, or keys, that callers wanted to be cancelled.
+        backfilled: Schedules of which a range was created by hand.
         asked_delete: Tasks, or keys, that callers wanted to be deleted.
         bulk: Whether anything was done in bulk so far.
         jumped: Whether a wall clock was ever set.
@@ -80,6 +81,7 @@ class Known:
         self.cancelled: dict[int, None] = {}
         self.asked_redrive: dict[TaskRef, None] = {}
         self.asked_cancel: dict[TaskRef, None] = {}
+        self.backfilled: dict[str, None] = {}
         self.asked_delete: dict[TaskRef, None] = {}
         self.bulk = False
         self.jumped = False
@@ -294,11 +296,11 @@ class Edges:
         )
 
     def _held(self, target: TaskRef, condition: int) -> bool:
-        ends = self._known.chronicle.ends
+        chronicle = self._known.chronicle
         return any(
-            edge_holds(condition, status)
+            parent in chronicle.deleted or edge_holds(condition, status)
             for parent in self._parents(target)
-            for _, status in ends.get(parent, ())
+            for _, status in chronicle.ends.get(parent, ())
         )
 
     def _is_doomed(self, spec: TaskSpec) -> bool:
@@ -371,6 +373,8 @@ class Occurrences:
         for name, stored in chronicle.schedules.items():
             put, spec = chronicle.puts[name], stored.spec
             calendar = parse(spec.cron, spec.zone, Gap(spec.gap), Fold(spec.fold))
+            if name in known.backfilled:
+                continue  # what was passed over may have been created after all
             if name in chronicle.was_paused or not isinstance(calendar, Calendar):
                 continue
             instants = calendar.between(put.processed_at + 1, stored.processed_at, INSTANTS_MAX)

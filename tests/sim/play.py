@@ -307,6 +307,7 @@ class Play:
             wall = process.clock.now().wall
             start, end = wall - 600 * SECOND, wall - int(chance.random() * 300 * SECOND)
             dry = chance.random() < 0.3
+            self.world.known.backfilled[name] = None
             await callers.operate(
                 lambda call: events.BackfillSchedule(call, name, start, end, dry), 1
             )
