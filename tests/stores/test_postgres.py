@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import asyncpg
+import msgspec
 import pytest
 
 from cronoq_server.stores.base import Leadership, Store
@@ -13,6 +15,8 @@ from cronoq_server.stores.pg_session import PostgresSettings, quoted, session_na
 from cronoq_server.stores.postgres import PostgresStore
 from cronoq_server.testing.store_suite import *  # noqa: F403 (a store's tests are the suite)
 from cronoq_server.testing.store_suite import Place
+from tests.stores.durable_suite import *  # noqa: F403
+from tests.stores.durable_suite import GARBAGE
 from tests.stores.pg import Cluster, running_cluster
 
 _schemas = itertools.count(1)
@@ -29,24 +33,54 @@ class PostgresPlace:
     """A schema with a name that wants quoting."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.settings = PostgresSettings(cluster.url, schema=f'Clu"ster {next(_schemas)}')
+        # Segments of a few tasks, so that short tests cross their borders.
+        name = f'Clu"ster {next(_schemas)}'
+        self.settings = PostgresSettings(cluster.url, schema=name, segment_rows=20)
         self._stores: list[Store] = []
 
     async def open(self) -> Store:
         """See `Place.open`."""
-        store = PostgresStore(self.settings)
-        self._stores.append(store)
-        return store
+        return self.open_with()
 
     async def lapse(self, _store: Store, _leadership: Leadership, /) -> None:
         """See `Place.lapse`: the session that holds the lock is ended by the server."""
-        db = await asyncpg.connect(self.settings.url)
-        await db.execute(
+        await self.end_sessions(session_name(self.settings.schema, None))
+
+    async def end_sessions(self, name: str) -> None:
+        """The server ends all sessions of this name."""
+        await self.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
             "WHERE application_name = $1",
-            session_name(self.settings.schema, None),
+            name,
         )
-        await db.close()
+
+    async def open_as(self, shard: int) -> Store:
+        """See `SqlPlace.open_as`."""
+        return self.open_with(shard=shard)
+
+    def open_with(self, **changes: Any) -> PostgresStore:
+        """One more handle, with other settings."""
+        store = PostgresStore(msgspec.structs.replace(self.settings, **changes))
+        self._stores.append(store)
+        return store
+
+    async def spoil(self, table: str, column: str, key: str, value: object) -> None:
+        """See `SqlPlace.spoil`."""
+        await self.execute(f"UPDATE {table} SET {column} = $1 WHERE {key} = $2", GARBAGE, value)
+
+    async def remove(self, table: str, key: str, value: object) -> None:
+        """See `SqlPlace.remove`."""
+        await self.execute(f"DELETE FROM {table} WHERE {key} = $1", value)
+
+    async def execute(self, statement: str, *values: object) -> list[Any]:
+        """What somebody does by hand; returns the rows."""
+        options = {"search_path": quoted(self.settings.schema)}
+        db = await asyncpg.connect(self.settings.url, server_settings=options)
+        try:
+            rows: list[Any] = await db.fetch(statement, *values)
+            return rows
+        finally:
+            await db.close()
 
     async def restart(self) -> None:
         """See `Place.restart`."""
@@ -60,9 +94,7 @@ class PostgresPlace:
 
     async def drop(self) -> None:
         """Removes the schema."""
-        db = await asyncpg.connect(self.settings.url)
-        await db.execute(f"DROP SCHEMA IF EXISTS {quoted(self.settings.schema)} CASCADE")
-        await db.close()
+        await self.execute(f"DROP SCHEMA IF EXISTS {quoted(self.settings.schema)} CASCADE")
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from cronoq_server.stores.base import Leadership, Store
@@ -14,6 +16,8 @@ from cronoq_server.stores.sqlite import SqliteStore
 from cronoq_server.stores.sqlite_file import SqliteSettings
 from cronoq_server.testing.store_suite import *  # noqa: F403 (a store's tests are the suite)
 from cronoq_server.testing.store_suite import Place
+from tests.stores.durable_suite import *  # noqa: F403
+from tests.stores.durable_suite import GARBAGE
 
 
 class HandClock:
@@ -49,9 +53,32 @@ class SqlitePlace:
     async def lapse(self, store: Store, _leadership: Leadership, /) -> None:
         """See `Place.lapse`: its lease has run out, and what it renews has run out too."""
         self.clocks[store].wall_offset = -3600 * 1_000_000_000
-        with sqlite3.connect(self.settings.path) as db:
-            db.execute("UPDATE cronoq_leader SET expires_at = 0")
-        db.close()
+        self.execute("UPDATE cronoq_leader SET expires_at = 0")
+
+    async def open_as(self, shard: int) -> Store:
+        """See `SqlPlace.open_as`."""
+        settings = msgspec.structs.replace(self.settings, shard=shard)
+        clock = HandClock()
+        store = SqliteStore(settings, clock=clock)
+        self.clocks[store] = clock
+        return store
+
+    async def spoil(self, table: str, column: str, key: str, value: object) -> None:
+        """See `SqlPlace.spoil`."""
+        self.execute(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", GARBAGE, value)
+
+    async def remove(self, table: str, key: str, value: object) -> None:
+        """See `SqlPlace.remove`."""
+        self.execute(f"DELETE FROM {table} WHERE {key} = ?", value)
+
+    def execute(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """What somebody does by hand; returns the rows."""
+        db = sqlite3.connect(self.settings.path)
+        try:
+            with db:
+                return db.execute(statement, values).fetchall()
+        finally:
+            db.close()
 
     async def restart(self) -> None:
         """See `Place.restart`."""
