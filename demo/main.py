@@ -1,6 +1,6 @@
 """The program behind `./justw demo`: a server, a worker, real work, and a check of what came out.
 
-    ./justw demo [--path DIR] [--store KIND]
+    ./justw demo [--path DIR] [--store STORE]
 
 Exit codes: 0 all is as it should be, 1 something is not (the message says what), 2 the command
 line is wrong, 128 + N the signal N ended it. In every case whatever it started is stopped.
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--path", type=Path, default=ROOT, metavar="DIR", help="folder to count (these sources)"
     )
-    parser.add_argument("--store", default="memory", metavar="KIND", help="the server's store")
+    parser.add_argument("--store", default="memory", help="the server's: memory, or sqlite:PATH")
     options = parser.parse_args(arguments)
     try:
         summary = asyncio.run(_run(options.path.resolve(), options.store))

@@ -7,75 +7,97 @@ key: the whole tree can be written down before any task has an id.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import cronoq
 from demo.handlers import FAILURES, FileToCount, add_counts, count_file, run_on, succeed_third
 
 FAN_IN = 100
 """Parents of one sum: as many as a server allows by default."""
-KEY_MAX = 200
+NAME_MAX = 200
+"""Bytes of a file's name in a key; keys have at most 256 by default."""
 SMALL_BYTES = 4 * 1024
 LARGE_BYTES = 64 * 1024
 
 
-def plan_files(folder: Path, files: Sequence[Path]) -> list[cronoq.TaskSpec]:
-    """Returns a task per file: small files first, since many of them are done soon."""
-    return [
-        cronoq.TaskSpec(
-            count_file.__name__,
-            FileToCount(str(path)),
-            key=file_key(path.relative_to(folder).as_posix()),
-            priority=_priority(path.stat().st_size),
+class Plan:
+    """All tasks of one run.
+
+    Keys and a tag carry the run's own name: a store that lasts may have tasks of earlier runs.
+
+    Attributes:
+        tag: What the tasks of this run are tagged with.
+        files: One task per file.
+        levels: The sums, level by level; the last level is the one task that has everything.
+        stubborn: The task that needs three attempts, and gets just as many.
+        endless: The task that has to be cancelled.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[Path]) -> None:
+        self._run = cronoq.new_key()[:8]
+        self.tag = {"run": self._run}
+        self.files = [self._file(folder, path) for path in files]
+        self.levels = self._sums([spec.key for spec in self.files])
+        retry = cronoq.RetryPolicy(
+            max_attempts=FAILURES + 1, initial_backoff=0.1, max_backoff=0.2, jitter=False
         )
-        for path in files
-    ]
+        self.stubborn = self._task(succeed_third, "stubborn", retry=retry)
+        self.endless = self._task(run_on, "endless", priority=cronoq.Priority.CRITICAL)
+
+    @property
+    def task_count(self) -> int:
+        """How many tasks these are."""
+        return len(self.files) + sum(map(len, self.levels)) + 2
+
+    def _task(
+        self,
+        handler: Callable[..., Any],
+        name: str,
+        payload: Any = cronoq.NO_PAYLOAD,
+        *,
+        deps: Sequence[str] = (),
+        priority: cronoq.Priority = cronoq.Priority.NORMAL,
+        retry: cronoq.RetryPolicy | None = None,
+    ) -> cronoq.TaskSpec:
+        return cronoq.TaskSpec(
+            handler.__name__,
+            payload,
+            key=f"{self._run}:{name}",
+            deps=deps,
+            priority=priority,
+            retry=retry,
+            tags=self.tag,
+        )
+
+    def _file(self, folder: Path, path: Path) -> cronoq.TaskSpec:
+        """Small files first: many of them are done soon."""
+        size = path.stat().st_size
+        if size <= SMALL_BYTES:
+            priority = cronoq.Priority.HIGH
+        else:
+            priority = cronoq.Priority.NORMAL if size <= LARGE_BYTES else cronoq.Priority.LOW
+        name = short_name(path.relative_to(folder).as_posix())
+        return self._task(count_file, f"file:{name}", FileToCount(str(path)), priority=priority)
+
+    def _sums(self, keys: Sequence[str]) -> list[list[cronoq.TaskSpec]]:
+        levels: list[list[cronoq.TaskSpec]] = []
+        while not levels or len(keys) > 1:
+            groups = [keys[start : start + FAN_IN] for start in range(0, len(keys), FAN_IN)]
+            levels.append(
+                [
+                    self._task(add_counts, f"sum:{len(levels)}:{index}", deps=parents)
+                    for index, parents in enumerate(groups)
+                ]
+            )
+            keys = [spec.key for spec in levels[-1]]
+        return levels
 
 
-def _priority(size: int) -> cronoq.Priority:
-    if size <= SMALL_BYTES:
-        return cronoq.Priority.HIGH
-    return cronoq.Priority.NORMAL if size <= LARGE_BYTES else cronoq.Priority.LOW
-
-
-def file_key(name: str) -> str:
-    """Returns the key of a file's task; a long name is cut and told apart by its digest."""
-    if len(name.encode()) <= KEY_MAX:
-        return f"file:{name}"
+def short_name(name: str) -> str:
+    """Returns a name that fits into a key: a long one is cut, and told apart by its digest."""
+    if len(name.encode()) <= NAME_MAX:
+        return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:32]
-    return f"file:{name.encode()[-KEY_MAX // 2 :].decode(errors='ignore')}:{digest}"
-
-
-def plan_sums(keys: Sequence[str]) -> list[list[cronoq.TaskSpec]]:
-    """Returns the sums, level by level; the last level is the one task that has everything."""
-    levels: list[list[cronoq.TaskSpec]] = []
-    while not levels or len(keys) > 1:
-        levels.append(
-            [
-                cronoq.TaskSpec(
-                    add_counts.__name__, key=f"sum:{len(levels)}:{index}", deps=list(parents)
-                )
-                for index, parents in enumerate(_groups(keys, FAN_IN))
-            ]
-        )
-        keys = [spec.key for spec in levels[-1]]
-    return levels
-
-
-def _groups(keys: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    return (keys[start : start + size] for start in range(0, len(keys), size))
-
-
-def plan_stubborn() -> cronoq.TaskSpec:
-    """Returns the task that needs three attempts, and gets just as many."""
-    retry = cronoq.RetryPolicy(
-        max_attempts=FAILURES + 1, initial_backoff=0.1, max_backoff=0.2, jitter=False
-    )
-    return cronoq.TaskSpec(succeed_third.__name__, key="stubborn", retry=retry)
-
-
-def plan_endless() -> cronoq.TaskSpec:
-    """Returns the task that has to be cancelled."""
-    urgent = cronoq.Priority.CRITICAL
-    return cronoq.TaskSpec(run_on.__name__, key="endless", priority=urgent)
+    return f"{digest}:{name.encode()[-NAME_MAX // 2 :].decode(errors='ignore')}"

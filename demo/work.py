@@ -15,11 +15,11 @@ from pathlib import Path
 
 import cronoq
 from cronoq import TaskStatus
-from demo import plan
 from demo.counts import Counts, add_up
 from demo.errors import DemoError
 from demo.folder import count_here
 from demo.handlers import FAILURES
+from demo.plan import Plan
 from demo.progress import Progress
 
 SUMS_PER_BATCH = 50
@@ -58,9 +58,8 @@ class Run:
     def __init__(self, client: cronoq.Client, folder: Path, files: Sequence[Path]) -> None:
         self._client = client
         self._files = files
-        self._file_specs = plan.plan_files(folder, files)
-        self._levels = plan.plan_sums([spec.key for spec in self._file_specs])
-        self.task_count = len(files) + sum(map(len, self._levels)) + 2
+        self._plan = Plan(folder, files)
+        self.task_count = self._plan.task_count
 
     async def go(self, progress: Progress) -> Summary:
         """Does all the work and checks it.
@@ -70,10 +69,10 @@ class Run:
         """
         begun = time.monotonic()
         endless, stubborn = await self._client.submit_batch(
-            [plan.plan_endless(), plan.plan_stubborn()]
+            [self._plan.endless, self._plan.stubborn]
         )
         handles = await self._submit_files()
-        for level in self._levels:
+        for level in self._plan.levels:
             handles += await self._submit_sums(level)
         followed = (*handles, stubborn, endless)
         results, _ = await asyncio.gather(
@@ -88,7 +87,7 @@ class Run:
 
     async def _submit_files(self) -> list[cronoq.TaskHandle]:
         handles = []
-        for answer in await self._client.submit_many(self._file_specs):
+        for answer in await self._client.submit_many(self._plan.files):
             if not isinstance(answer, cronoq.TaskHandle):
                 raise answer
             handles.append(answer)
@@ -154,9 +153,9 @@ class Run:
         return add_up(counted)
 
     async def _summarize(self) -> tuple[KindSummary, ...]:
-        """Asks the server for all of its tasks and groups them."""
+        """Asks the server for all tasks of this run and groups them."""
         tasks: dict[tuple[str, str], list[int]] = collections.defaultdict(list)
-        async for task in self._client.list():
+        async for task in self._client.list(cronoq.TaskFilter(tags=self._plan.tag)):
             tasks[task.kind, task.status.name.lower()].append(task.attempt)
         listed = sum(map(len, tasks.values()))
         if listed != self.task_count:

@@ -201,7 +201,7 @@ async def sweep(system: System, options: Options) -> list[dict[str, int]]:
 def main(arguments: Sequence[str]) -> int:
     """Runs the benchmark and prints what it found."""
     parser = argparse.ArgumentParser(prog="./justw bench e2e", description=__doc__)
-    parser.add_argument("--store", default="memory", help="the server's store")
+    parser.add_argument("--store", default="memory", help="memory, sqlite, or as the server has it")
     parser.add_argument("--tasks", type=int, default=100_000)
     parser.add_argument("--workers", type=int, default=2, help="worker processes")
     parser.add_argument("--slots", type=int, default=500, help="slots of each worker")
@@ -229,7 +229,8 @@ def main(arguments: Sequence[str]) -> int:
         save(result, SWEEP)
         picture.draw(result, RESULTS / f"{SWEEP}.png")
     elif given.save:
-        save(result, "e2e-with-backlog" if options.pending else "e2e")
+        part = "-with-backlog" if options.pending else ""
+        save(result, f"e2e-{options.store.partition(':')[0]}{part}")
     print_result(result, _table(result), as_json=given.json)
     return 0
 

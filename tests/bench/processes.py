@@ -26,9 +26,6 @@ grpc_addr = "127.0.0.1:0"
 http_addr = "127.0.0.1:0"
 log_level = "error"
 
-[store]
-kind = "{store}"
-
 [[pools]]
 name = "default"
 
@@ -72,11 +69,20 @@ def started(module: Sequence[str], announcement: str) -> Iterator[tuple[int, str
 
 @contextlib.contextmanager
 def running(folder: Path, store: str, workers: int, slots: int) -> Iterator[System]:
-    """A server and its workers, connected."""
+    """A server and its workers, connected.
+
+    Args:
+        folder: Where the server's files are put.
+        store: As the server's `--store` has it; `sqlite` alone is a file in that folder.
+        workers: How many worker processes.
+        slots: Slots of each.
+    """
     config = folder / "cronoq.toml"
-    config.write_text(CONFIG.format(store=store))
+    config.write_text(CONFIG)
+    if store == "sqlite":
+        store = f"sqlite:{folder / 'store.sqlite3'}"
     with contextlib.ExitStack() as stack:
-        module = ("cronoq_server", "--config", str(config))
+        module = ("cronoq_server", "--config", str(config), "--store", store)
         server, address = stack.enter_context(started(module, SERVING))
         worker = ("tests.bench.worker", address, str(slots))
         pids = tuple(stack.enter_context(started(worker, WORKING))[0] for _ in range(workers))

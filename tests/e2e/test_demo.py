@@ -15,6 +15,7 @@ import pytest
 from demo.counts import Counts, add_up
 from demo.errors import DemoError
 from demo.folder import count_here, find_files
+from demo.plan import NAME_MAX, short_name
 from demo.work import compare
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,6 +98,31 @@ def test_every_file_of_a_folder_is_counted_through_a_tree_of_sums(tmp_path: Path
     assert demo.stderr == ""
 
 
+def test_a_store_that_lasts_can_be_used_again(tmp_path: Path) -> None:
+    """Nothing of an earlier run is taken for this one's."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    store = f"sqlite:{tmp_path / 'store.sqlite3'}"
+    for text in ("one", "and two"):
+        (folder / "file").write_text(text)
+
+        demo = run_demo(folder, "--store", store)
+
+        assert demo.returncode == 0, demo.stderr
+        assert f" {len(text)} bytes, 1 lines, {len(text.split())} words" in demo.stdout
+        assert demo.stdout.endswith("demo: ok 4 tasks\n")
+
+
+def test_names_too_long_for_a_key_are_told_apart() -> None:
+    """Two deep paths that end alike are two files."""
+    deep = "/".join(["folder"] * 60)
+    names = [short_name(f"{first}/{deep}/file") for first in ("a", "b")]
+
+    assert short_name("short") == "short"
+    assert names[0] != names[1]
+    assert all(len(name.encode()) <= NAME_MAX for name in names)
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     """Nothing is started for it."""
     demo = run_demo(tmp_path / "absent")
@@ -124,7 +150,7 @@ def test_a_server_that_does_not_start_is_quoted(tmp_path: Path) -> None:
 
     assert demo.returncode == 1
     assert "demo: the server " in demo.stderr
-    assert "'cupboard' is not a store" in demo.stderr
+    assert "cupboard" in demo.stderr
     assert "Traceback" not in demo.stderr
 
 
