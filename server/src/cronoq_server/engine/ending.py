@@ -132,6 +132,8 @@ def _leave_parents(draft: Draft, task: Task) -> None:
                     waiting.pop(task.id, None)
                     if not waiting:
                         del state.awaited[target]
+        for parent in state.parents.get(task.id, ()):
+            state.child_left(parent)
     state.unpin(state.parents.pop(task.id, ()), draft.now.mono)
 
 
@@ -139,6 +141,7 @@ def _judge_children(draft: Draft, parent: Task) -> list[tuple[Task, str]]:
     """Passes a parent's end on: satisfied edges count down, impossible ones doom the child."""
     doomed: list[tuple[Task, str]] = []
     status = parent.status
+    draft.state.children_gone.pop(parent.id, None)
     for child, condition in draft.state.children.pop(parent.id):
         if child.status != _BLOCKED:
             continue

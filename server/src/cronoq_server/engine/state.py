@@ -56,6 +56,9 @@ _UNSTARTED = (Status.BLOCKED, Status.SCHEDULED, Status.READY)
 SCHEDULE_TAG = "cronoq.schedule"
 """Tag that names the schedule of an occurrence."""
 
+CHILDREN_GONE_MIN = 64
+"""So many children may end before their parent without its list of them being swept."""
+
 DELETED_MAX = 1000
 """Deleted tasks remembered: more than can be deleted while a look-up is under way."""
 
@@ -388,6 +391,7 @@ class State:
         self.deleted: dict[int, None] = {}
         self.retention: deque[tuple[Instant, int]] = deque()
         self.children: dict[int, list[tuple[Task, int]]] = {}
+        self.children_gone: dict[int, int] = {}
         self.parents: dict[int, tuple[int, ...]] = {}
         self.pinned: dict[int, int] = {}
         self.awaited: dict[str, dict[int, list[tuple[Task, int]]]] = {}
@@ -477,6 +481,17 @@ class State:
         """Notes a task's parents and keeps those remembered."""
         self.pin(parents[len(self.parents.get(task.id, ())) :])
         self.parents[task.id] = parents
+
+    def child_left(self, parent: int) -> None:
+        """Notes that a child ended before its parent; sweeps the list when most of it has."""
+        entries = self.children.get(parent)
+        if entries is None:
+            return
+        gone = self.children_gone.get(parent, 0) + 1
+        if gone > CHILDREN_GONE_MIN and gone * 2 > len(entries):
+            entries[:] = [entry for entry in entries if entry[0].status == Status.BLOCKED]
+            gone = 0
+        self.children_gone[parent] = gone
 
     def await_key(self, key: str, task: Task, condition: int) -> None:
         """Notes that a task waits for a key that nobody has submitted yet."""
