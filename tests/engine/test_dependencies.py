@@ -302,6 +302,23 @@ def test_five_thousand_parents_hold_back_one_child() -> None:
     assert world.lease(session).parents == tuple(parents)
 
 
+def test_children_that_ended_are_not_kept_by_a_parent_that_lives_on() -> None:
+    """EN-31: a parent knows the children that wait for it, not all it ever had."""
+    world = World(checks=False)
+    parent, other = world.add(spec(), spec())
+    for _ in range(500):
+        world.cancel(world.add(spec(dependencies=after(parent, other))))
+    stays = world.add(spec(dependencies=after(parent)))
+    state = world.engine._state
+    assert len(state.children[parent]) < 150
+    world.complete(world.join())
+    assert world.lease(1).task_id == other
+    assert world.status(stays) == Status.READY
+    world.cancel(other)
+    assert not state.children
+    assert not state.children_gone
+
+
 # --- cycles --------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ from cronoq_server.engine.events import (
     PauseSchedule,
     PutSchedule,
     Redrive,
+    Released,
     RemoveSchedule,
     Report,
     ResizeResource,
@@ -100,12 +101,14 @@ class Workload:
         crashes: Whether leaders die, and wall clocks are set, now and then.
     """
 
-    def __init__(self, seed: int, crashes: bool = True, checks: bool = True) -> None:
-        self.random = random.Random(seed)
+    def __init__(
+        self, seed: int | random.Random, crashes: bool = True, checks: bool = True
+    ) -> None:
+        self.random = random.Random(seed) if isinstance(seed, int) else seed
         self.world = World(
             *POOLS,
             resources=RESOURCES,
-            chance=Dice(seed),
+            chance=Dice(self.random.randrange(1 << 32)),
             checks=checks,
             key_retention=30 * SECOND,
             finished_max=25,
@@ -128,7 +131,7 @@ class Workload:
                 self._crash()
             else:
                 self._pass_time()
-                self.world.step(*self._events())
+                self.world.step(*self._late_release(), *self._events())
             yield self.world
 
     # --- what can happen -------------------------------------------------------------------------
@@ -155,6 +158,15 @@ class Workload:
             (make,) = self.random.choices([make for _, make in makers], weights)
             found += make()
         return found
+
+    def _late_release(self) -> list[Event]:
+        """Now and then the driver is slow to say that effects are out; reports may overtake it."""
+        world = self.world
+        late = [] if world.releases else [Released(world.taken[-1].step.number)]
+        if world.releases or self.random.random() < 0.5:
+            world.releases = self.random.random() > 0.1
+            return list(late)
+        return []
 
     def _pass_time(self) -> None:
         rng, world = self.random, self.world
@@ -423,6 +435,9 @@ def everything_ends(world: World) -> bool:
     workers for everything there: nothing may be stuck.
     """
     state = world.engine._state
+    if not world.releases:
+        world.releases = True
+        world.release(world.taken[-1].step.number)
     for name in list(state.schedules):
         world.ask(RemoveSchedule(world.call(), name))
     for pool in state.pools:
