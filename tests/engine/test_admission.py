@@ -363,6 +363,17 @@ def test_forgotten_call_is_not_admitted() -> None:
     assert world.snapshot().totals.submitted == 1
 
 
+def test_call_forgotten_at_its_deadline_is_not_answered() -> None:
+    """EN-85: the caller was gone before the step could refuse it."""
+    world = _full_world()
+    event = world.submission(spec(), patience=5 * SECOND)
+    world.step(event)
+    world.wall += 5 * SECOND
+    world.mono += 5 * SECOND
+    world.step(Forget(event.call))
+    assert event.call not in world.replies
+
+
 @pytest.mark.parametrize("how", ["deadline", "forgotten"])
 def test_who_stood_behind_a_large_batch_gets_in_when_it_goes(how: str) -> None:
     """EN-20: the room that a batch was waiting for is there for the next one at once."""

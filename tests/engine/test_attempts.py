@@ -843,6 +843,23 @@ def test_broken_session_has_no_capacity_but_keeps_its_leases_for_a_ttl() -> None
     assert not world.aborts
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_session_that_ends_before_its_lease_went_out(clean: bool) -> None:
+    """EN-62: what the engine does not know to be out yet is kept, or given back unused."""
+    world = World()
+    world.releases = False
+    session = world.join()
+    task = world.add(spec())
+    number = world.taken[-1].step.number
+    world.lose(session, clean)
+    assert world.status(task) == (Status.READY if clean else Status.RUNNING)
+    world.release(number)
+    world.advance(TTL)
+    world.advance(SECOND)
+    assert world.view(task).attempt == 1
+    assert world.status(task) == Status.READY
+
+
 def test_idle_session_that_breaks_is_forgotten() -> None:
     """EN-62: without leases there is nothing to come back to."""
     world = World()

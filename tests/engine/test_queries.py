@@ -199,6 +199,18 @@ def test_filters_cut_a_listing_down() -> None:
         assert pages(world, 10, **wanted) == [expected], wanted
 
 
+def test_listing_of_what_runs_is_in_id_order() -> None:
+    """EN-81: whichever session has it."""
+    world = World()
+    first, second, third = world.add(*(spec(kind) for kind in ("a", "b", "c")))
+    world.join(kinds=("c",))
+    world.join(kinds=("a",))
+    running = (Status.RUNNING,)
+    assert pages(world, 10, statuses=running) == [[first, third]]
+    assert pages(world, 1, newest_first=True, statuses=running) == [[third], [first]]
+    assert world.status(second) == Status.READY
+
+
 def test_scope_cuts_pools_out_of_a_listing() -> None:
     """EN-81: what a caller may not see is not counted either; no pool left means nothing."""
     world = two_pools()

@@ -165,6 +165,17 @@ def test_start_passed_while_the_task_was_blocked_is_missed() -> None:
     assert world.status(child) == Status.MISSED
 
 
+def test_deadline_ends_nothing_but_is_told() -> None:
+    """EN-72: relative or absolute, it raises urgency; a task that is late runs late."""
+    world = World()
+    in_time = world.add(spec(deadline_in=SECOND, duration_hint=SECOND // 2))
+    at = world.add(spec(deadline_at=world.wall + SECOND))
+    world.leap(60 * SECOND)
+    session = world.join(slots=2)
+    told = {lease.task_id: lease.deadline_at for lease in world.out[session].values()}
+    assert told == dict.fromkeys((in_time, at), world.wall - 59 * SECOND)
+
+
 # --- who is ready since when ---------------------------------------------------------------------
 
 

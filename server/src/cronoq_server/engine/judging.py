@@ -338,6 +338,5 @@ class _WaitsFor:
 
     def _name(self, node: int) -> str:
         newcomer = self._newcomers.get(node)
-        if newcomer is not None:
-            return repr(newcomer.spec.key) if newcomer.spec.key else f"tasks[{newcomer.index}]"
-        return str(node)
+        # Only by its key can others wait for a newcomer, so one on a cycle has a key.
+        return str(node) if newcomer is None else repr(newcomer.spec.key)
