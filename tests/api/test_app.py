@@ -55,8 +55,7 @@ async def test_refused_batch_is_recovered_from() -> None:
         assert await reason(edge.submit(key="dropped")) == "STORE_UNAVAILABLE"
         assert (await answered(edge, kept)).key == "kept"
         later = await edge.submit(key="later")
-        assert later >> 48 == 2
-        assert kept >> 48 == 1
+        assert later >> 48 == (kept >> 48) + 1
         request = tasks_pb2.GetRequest(task=task_pb2.TaskRef(key="dropped"))
         assert await reason(edge.tasks.Get(request)) == "TASK_UNKNOWN"
 

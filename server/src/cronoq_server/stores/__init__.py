@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
+from cronoq_server.engine.ids import EPOCH_MAX
 from cronoq_server.stores.base import Store
 from cronoq_server.stores.memory import MemoryDisk, MemoryStore
 from cronoq_server.stores.pg_session import PostgresSettings
@@ -39,7 +42,9 @@ def open_store(settings: StoreSettings) -> Store:
     """
     match settings:
         case StoreSettings(kind="memory"):
-            return MemoryStore(MemoryDisk(settings.finished_max, settings.cache_bytes))
+            disk = MemoryDisk(settings.finished_max, settings.cache_bytes)
+            disk.epoch = _epoch_of_this_process()
+            return MemoryStore(disk)
         case StoreSettings(kind="sqlite", sqlite=SqliteSettings() as file):
             return SqliteStore(file, cache_bytes=settings.cache_bytes)
         case StoreSettings(kind="sqlite"):
@@ -51,3 +56,11 @@ def open_store(settings: StoreSettings) -> Store:
         case _:
             known = "memory, sqlite, postgres"
             raise ValueError(f"there is no store of kind {settings.kind!r}; there are: {known}")
+
+
+def _epoch_of_this_process() -> int:
+    """Where the terms of a store that forgets begin: elsewhere after each restart.
+
+    Otherwise a client that waits across a restart could be told of another task with its id.
+    """
+    return int(time.time()) % (EPOCH_MAX - 1)

@@ -1,0 +1,228 @@
+"""Decides which kinds of fault, known from systems like this one, are held down by which tests.
+
+Each row says what goes wrong elsewhere, what is right here, and names tests as `path::function`.
+A named test that does not exist fails the page `docs/spec/faults.md`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+ENGINE = "tests/engine/"
+SDK = "sdk-python/tests/"
+
+
+class FaultKind(NamedTuple):
+    """One kind of fault and the tests against it."""
+
+    number: str
+    fault: str
+    right: str
+    tests: tuple[str, ...]
+
+
+FAULT_KINDS = (
+    FaultKind(
+        "R4",
+        "a restarted worker with the same name is taken for the one that died",
+        "an attempt belongs to a session; a name identifies nothing",
+        (
+            f"{ENGINE}test_attempts.py::test_worker_of_the_same_name_is_somebody_else",
+            "tests/api/test_worker_stream.py::test_same_name_is_another_session",
+        ),
+    ),
+    FaultKind(
+        "R6",
+        "a takeover in the same instant as a dispatch loses or doubles it",
+        "each attempt number is dispatched once",
+        ("tests/runtime/test_with_engine.py::test_each_attempt_number_is_dispatched_once",),
+    ),
+    FaultKind(
+        "R7",
+        "the lease stream ends, the rest of the connection lives: a worker that gets nothing",
+        "the stream is opened again; without one a session has no capacity",
+        (
+            f"{SDK}test_worker.py::test_a_lease_stream_that_ends_is_opened_again",
+            "tests/api/test_worker_stream.py::test_half_close_is_a_clean_end",
+        ),
+    ),
+    FaultKind(
+        "R8",
+        "a link that drops everything without closing is never noticed",
+        "keepalive notices within its interval and timeout",
+        (f"{SDK}test_transport.py::test_a_half_open_connection_is_noticed_by_keepalive",),
+    ),
+    FaultKind(
+        "R9",
+        "a process ends before its last report is out",
+        "it waits for the receipt within its drain time, else says what is unconfirmed",
+        (
+            f"{SDK}test_worker.py::test_a_report_cut_off_during_a_stop_is_delivered_on_a_new_stream",
+            f"{SDK}test_worker.py::test_what_has_no_receipt_at_the_end_is_named_in_the_log",
+            f"{SDK}test_processes.py::test_a_signal_lets_running_attempts_report",
+        ),
+    ),
+    FaultKind(
+        "R10",
+        "heartbeats are the first thing to stop at shutdown",
+        "they go on until the last report has its receipt",
+        (f"{SDK}test_worker.py::test_heartbeats_go_on_until_the_last_receipt",),
+    ),
+    FaultKind(
+        "R11",
+        "a handler that computes starves the heartbeats",
+        "they go on while handlers block",
+        (f"{SDK}test_worker.py::test_heartbeats_go_on_while_a_handler_blocks",),
+    ),
+    FaultKind(
+        "R12",
+        "a process that forks with a live channel hangs",
+        "the child makes a channel of its own",
+        (
+            f"{SDK}test_processes.py::test_a_forked_child_uses_the_client_it_inherited",
+            f"{SDK}test_processes.py::test_handlers_may_fork_and_start_programs",
+        ),
+    ),
+    FaultKind(
+        "R13",
+        "keepalive without margin: the server ends the connection for too many pings",
+        "an interval that could do so is refused",
+        (f"{SDK}test_reconnect.py::test_keepalive_below_ten_seconds_is_refused",),
+    ),
+    FaultKind(
+        "R15",
+        "servers that redirect in circles catch a worker for ever",
+        "three hops, then back to the configured endpoint with backoff",
+        (f"{SDK}test_worker.py::test_a_redirect_loop_leads_back_to_the_configured_endpoint",),
+    ),
+    FaultKind(
+        "R16",
+        "all workers come back at the same moment",
+        "full jitter spreads them, and they are back soon",
+        (f"{SDK}test_reconnect.py::test_many_workers_come_back_soon_and_in_no_storm",),
+    ),
+    FaultKind(
+        "R17",
+        "one report that no store can hold fails a step that carries many",
+        "it is cleaned; the others are not touched",
+        (
+            "tests/api/test_frames.py::test_poisonous_reports_are_cleaned_one_by_one",
+            "tests/api/test_worker_stream.py::test_one_poisonous_report_spoils_no_other",
+        ),
+    ),
+    FaultKind(
+        "R18",
+        "a payload that can't be decoded kills the worker, or is tried for ever",
+        "that attempt fails for good with the reason, and the worker lives on",
+        (f"{SDK}test_worker.py::test_a_poison_payload_fails_its_attempt_permanently",),
+    ),
+    FaultKind(
+        "R19",
+        "a result over the limit is computed again and again",
+        "it fails for good before it is sent, or where it arrives",
+        (
+            f"{SDK}test_worker.py::test_an_output_too_large_fails_permanently",
+            "tests/api/test_worker_stream.py::test_oversize_output_fails_without_retry",
+        ),
+    ),
+    FaultKind(
+        "R20",
+        "permits leak on one of the ways in which an attempt can end",
+        "what is held is what runs, at every step",
+        (f"{ENGINE}test_resources.py::test_accounts_never_leak",),
+    ),
+    FaultKind(
+        "R21",
+        "a rate limit breaks the order of what it holds back",
+        "classes first, then first come first served",
+        (f"{ENGINE}test_placement.py::test_limits_keep_the_order",),
+    ),
+    FaultKind(
+        "R22",
+        "a dependant waits for ever for a parent that ended in an unforeseen way",
+        "every way a parent can end decides every kind of edge, whenever it ends",
+        (
+            f"{ENGINE}test_dependencies.py::test_child_goes_on_or_is_skipped",
+            f"{ENGINE}test_dependencies.py::test_five_thousand_parents_hold_back_one_child",
+            f"{ENGINE}test_dependencies.py::test_failover_in_the_middle_changes_nothing",
+        ),
+    ),
+    FaultKind(
+        "R24",
+        "schedules fire twice, never, or an hour off when clocks change",
+        "strictly rising instants by the rules of the schedule, in any zone",
+        (
+            f"{ENGINE}test_cron.py::test_due_instants_are_those_of_a_walk_through_real_time",
+            f"{ENGINE}test_cron.py::test_going_on_inside_the_repeated_hour_repeats_nothing",
+        ),
+    ),
+    FaultKind(
+        "R25",
+        "the search for the next time of an impossible expression never ends",
+        "such expressions are refused; every search is bounded",
+        (
+            f"{ENGINE}test_cron_pattern.py::test_expression_without_any_date_is_refused",
+            f"{ENGINE}test_cron_pattern.py::test_ten_thousand_random_expressions_end",
+        ),
+    ),
+    FaultKind(
+        "R26",
+        "a machine without zone files silently runs schedules in UTC",
+        "zone data ships with the server; an unknown zone is refused",
+        (
+            f"{ENGINE}test_zones.py::test_zones_do_not_depend_on_the_machine",
+            f"{ENGINE}test_zones.py::test_unknown_zone_is_refused",
+        ),
+    ),
+    FaultKind(
+        "R29",
+        "a kind that nobody serves during a deploy is dropped",
+        "it waits, visibly, and runs when somebody serves it",
+        ("tests/api/test_worker_stream.py::test_unknown_kind_waits_until_somebody_serves_it",),
+    ),
+    FaultKind(
+        "R30",
+        "a task put back has lost its settings",
+        "the same spec with a fresh budget, as often as it is put back",
+        (
+            f"{ENGINE}test_redrive.py::test_ended_task_runs_again_with_a_fresh_budget",
+            f"{ENGINE}test_redrive.py::test_redrive_is_written_and_survives",
+        ),
+    ),
+    FaultKind(
+        "R31",
+        "a cancelled thread runs on, unseen, beside the next task in its slot",
+        "the slot is taken until the thread ends",
+        (f"{SDK}test_worker.py::test_a_sync_handler_that_ignores_its_abort_keeps_its_slot",),
+    ),
+    FaultKind(
+        "R33",
+        "the last progress before a failure is lost",
+        "the next attempt sees it",
+        (
+            f"{ENGINE}test_attempts.py::test_last_progress_reaches_the_next_attempt",
+            f"{SDK}test_worker.py::test_the_last_progress_reaches_the_server_before_the_failure",
+        ),
+    ),
+    FaultKind(
+        "R34",
+        "connections that never say anything pile up",
+        "they are closed",
+        ("tests/api/test_listener.py::test_connections_that_say_nothing_are_closed",),
+    ),
+    FaultKind(
+        "R35",
+        "several limits on one task cost seconds",
+        "they cost no further step",
+        (f"{ENGINE}test_placement.py::test_three_limits_each_cost_no_extra_step",),
+    ),
+    FaultKind(
+        "R36",
+        "a background loop dies and the leader serves on, half dead",
+        "there is one loop, and an error in it ends the leadership",
+        (
+            "tests/runtime/test_driver.py::test_a_broken_engine_takes_the_leadership_down",
+            "tests/runtime/test_driver.py::test_a_broken_store_takes_the_leadership_down",
+        ),
+    ),
+)
