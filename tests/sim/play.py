@@ -102,6 +102,7 @@ class Play:
         self.watcher: Watcher | None = None
         self._names = 0
         self._over = False
+        self._busy: dict[asyncio.Task[object], None] = {}
 
     # --- the whole -------------------------------------------------------------------------------
 
@@ -129,10 +130,25 @@ class Play:
         while self.world.timeline.now < instant and not self.world.known.violations:
             await self.world.sleep(min(2 * SECOND, instant - self.world.timeline.now))
 
-    def _later(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Does something at some instant while trouble lasts."""
+    def _later(
+        self, work: Callable[[], Coroutine[Any, Any, object]], holds_up: bool = False
+    ) -> None:
+        """Does something at some instant while trouble lasts.
+
+        Args:
+            work: What is done.
+            holds_up: Whether the healing waits for it, since it would undo it.
+        """
         at = int(self.draw.length * self.chance.random())
-        self.world.timeline.at(at, lambda: None if self._over else self.world.spawn(work()))
+        self.world.timeline.at(at, lambda: self._begin(work, holds_up))
+
+    def _begin(self, work: Callable[[], Coroutine[Any, Any, object]], holds_up: bool) -> None:
+        if self._over:
+            return
+        task = self.world.spawn(work())
+        if holds_up:
+            self._busy[task] = None
+            task.add_done_callback(lambda _: self._busy.pop(task, None))
 
     # --- workers ---------------------------------------------------------------------------------
 
@@ -282,9 +298,9 @@ class Play:
         for number in range(chance.randrange(1, 5)):
             for _ in range(chance.choice((1, 1, 2))):
                 spec = self.draw.schedule(number)
-                self._later(partial(self._put, spec))
+                self._later(partial(self._put, spec), holds_up=True)
             for _ in range(chance.randrange(0, 4)):
-                self._later(partial(self._touch_schedule, spec.name))
+                self._later(partial(self._touch_schedule, spec.name), holds_up=True)
 
     async def _put(self, spec: Any) -> None:
         calendar = parse(spec.cron, spec.zone, Gap(spec.gap), Fold(spec.fold))
@@ -317,10 +333,10 @@ class Play:
     def _plan_capacity(self) -> None:
         chance = self.chance
         for _ in range(chance.randrange(1, 4)):
-            self._later(self._pause_pool)
+            self._later(self._pause_pool, holds_up=True)
         if self.draw.has["resources"]:
             for _ in range(chance.randrange(2, 6)):
-                self._later(self._resize)
+                self._later(self._resize, holds_up=True)
 
     async def _pause_pool(self) -> None:
         pool = self.chance.choice(self.draw.settings.pools).name
@@ -366,7 +382,7 @@ class Play:
         if self.draw.has["jumps"]:
             kinds += [self._jump, self._jump]
         for _ in range(chance.randrange(FAULTS_MIN + 2, 16)):
-            self._later(chance.choice(kinds))
+            self._later(chance.choice(kinds), holds_up=True)
         self.world.lossy = chance.choice((0, 0, 20, 60))
 
     def _leader_index(self) -> int:
@@ -489,6 +505,9 @@ class Play:
                 machine.set_wall(latest)
         for worker in self.workers:
             worker.leave()
+        while self._busy and not world.known.violations:
+            await world.sleep(SECOND)
+        # Slots of those who left are free again before others ask for them.
         await world.sleep(SECOND)
         for name in list(world.known.chronicle.schedules):
             await callers.operate(partial(_remove, name), 99)

@@ -101,8 +101,9 @@ class Worker:
         self.frozen_until = 0
         self._process: Process | None = None
         self._session: Session | None = None
+        self._outgoing: list[Callable[[Session], object]] = []
         self._is_joined = False
-        self._granted = 0
+        self._most = 0
         self._ttl: Duration = 0
         self._token = b""
         self._running: dict[int, Handler] = {}
@@ -166,6 +167,7 @@ class Worker:
         self._process, self._session = process, session
         self._last_session = session
         self._is_joined = False
+        self._outgoing.clear()
         self._broken = broken = world.loop.create_future()
         process.links[self] = lambda: self.break_stream(False)
         self._reading = world.spawn(self._read(session))
@@ -236,22 +238,29 @@ class Worker:
     def set_slots(self, slots: int) -> None:
         """The worker offers other slots."""
         self.slots = slots
+        self._most = max(self._most, slots)
         self._send(lambda session: session.set_slots(slots))
 
     def _send(self, say: Callable[[Session], object]) -> None:
-        """Says something on the stream, if it stands; what is frozen hears and speaks later."""
-        session, process = self._session, self._process
-        if session is None or process is None or not self._is_joined:
+        """Says something on the stream, if it stands and the server has answered on it."""
+        if self._session is None or not self._is_joined:
+            return
+        self._outgoing.append(say)
+        if len(self._outgoing) == 1:
+            self._flush(self._session)
+
+    def _flush(self, session: Session) -> None:
+        """What is said arrives in order; what is frozen hears and speaks later."""
+        process = self._process
+        if self._session is not session or process is None:
             return
         until = max(process.machine.frozen_until, self.frozen_until)
         if until > self.world.timeline.now:
-            self.world.timeline.at(until, lambda: self._say_later(session, say))
-        else:
+            self.world.timeline.at(until, lambda: self._flush(session))
+            return
+        for say in self._outgoing:
             say(session)
-
-    def _say_later(self, session: Session, say: Callable[[Session], object]) -> None:
-        if self._session is session:
-            self._send(say)
+        self._outgoing.clear()
 
     # --- what the server says --------------------------------------------------------------------
 
@@ -294,7 +303,7 @@ class Worker:
 
     def _joined(self, session: Session, joined: Joined) -> None:
         self._is_joined = True
-        self._granted = max(joined.slots, 0)
+        self._most = max(joined.slots, 0)
         self._ttl = joined.lease_ttl
         self._token = joined.token
         self._last_heard = self.world.timeline.now
@@ -331,9 +340,9 @@ class Worker:
         if not set(lease.spec.labels) <= set(self.labels):
             world.known.broken("workers get what they serve", f"{self.name}: {lease.spec.labels}")
         busy = len(self._running)
-        if busy >= max(self._granted, self.slots):
+        if busy >= self._most:
             world.known.broken(
-                "slots are never exceeded", f"{self.name}: {busy} of {self._granted} and one more"
+                "slots are never exceeded", f"{self.name}: {busy} of {self._most} and one more"
             )
         self._run(lease)
 
