@@ -19,6 +19,7 @@ from cronoq_server.api.errors import STATUSES
 from cronoq_server.config import Config, parse
 from cronoq_server.engine import lifecycle
 from cronoq_server.engine.model import Status
+from tools import outcome_tables
 from tools.config_words import WORDS
 from tools.fault_kinds import FAULT_KINDS
 
@@ -257,10 +258,17 @@ def faults() -> str:
     )
 
 
+def outcomes() -> str:
+    """Return the page on what becomes of tasks: dependencies, missed starts, overlaps."""
+    intro = "Played through the engine by `tools/outcome_tables.py`."
+    return "\n".join(["# Outcomes", "", MARK, "", intro, "", *outcome_tables.sections()])
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/configuration.md": configuration,
     "docs/reference/errors.md": errors,
     "docs/spec/faults.md": faults,
+    "docs/spec/outcomes.md": outcomes,
     "docs/spec/task-lifecycle.md": task_lifecycle,
 }
 
