@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cronoq_server.engine import rows
 from cronoq_server.engine.gates import NOBODY, Demand, Gate
-from cronoq_server.engine.kinetic import Tournament
+from cronoq_server.engine.kinetic import Finals, Tournament
 from cronoq_server.engine.placement import Waiting
 from cronoq_server.engine.rows import OUT, Row
 from cronoq_server.engine.turns import COST_MIN, IDLE_MAX, Turns
@@ -207,6 +207,39 @@ def test_tournament_knows_the_best_at_any_time(seed: int) -> None:
                 (task for task, _ in homes.values()), key=lambda t: (-score(t, now), *place(t))
             )
             assert host.best(now) is best
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_finals_know_the_best_behind_open_gates(seed: int) -> None:
+    """Of many tournaments behind gates, the best task of those whose gates are open wins."""
+    chance = random.Random(seed)
+    finals = Finals()
+    played: dict[int, tuple[Tournament, list[Waiting]]] = {}
+    now = 10**15
+    for number in range(600):
+        gate = chance.randrange(24)
+        if chance.random() < 0.6 or gate not in played:
+            since = now - chance.randrange(20) * SECOND
+            task = Waiting(number, chance.choice((3, 3, 4)), since, DEMANDS[0])
+            task.p_rush = rush_of(now + chance.randint(-50, 100) * SECOND, 0)
+            tournament, tasks = played.setdefault(gate, (Tournament(), []))
+            tournament.add(task)
+            tasks.append(task)
+            if len(tasks) == 1:
+                finals.enter(tournament, 1 << gate)
+        else:
+            tournament, tasks = played[gate]
+            if len(tasks) == 1:
+                finals.leave(tournament)
+                del played[gate]
+            tournament.remove(tasks.pop(chance.randrange(len(tasks))))
+        now += chance.choice((0, 1, SECOND, 9 * SECOND))
+        assert finals.mask == sum(1 << each for each in played)
+        for share in (1, 2, 8):
+            open_bits = sum(1 << each for each in range(24) if not chance.randrange(share))
+            able = [t for each, (_, ts) in played.items() if open_bits >> each & 1 for t in ts]
+            best = min(able, key=lambda task: (-score(task, now), *place(task)), default=None)
+            assert finals.best_open(now, open_bits) is best
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -174,3 +174,87 @@ class Tournament:
             self._until[node] = player._until[1]
         else:
             self._values[leaf], self._slopes[leaf], self._until[node] = piece(player, now)
+
+
+class Finals(Tournament):
+    """The tournaments of one line, each behind a gate: who is best behind the open ones?
+
+    Every node has the bits of the gates below it. The search goes down only where the winner's
+    gate is shut, into what has an open gate and might beat what was found.
+    """
+
+    __slots__ = ("_bits", "_masks")
+
+    def __init__(self) -> None:
+        self._bits: list[int] = []
+        self._masks: list[int] = []
+        super().__init__()
+
+    @property
+    def mask(self) -> int:
+        """The bits of all gates with a player."""
+        return self._masks[1]
+
+    def enter(self, player: Tournament, bit: int) -> None:
+        """Adds a tournament that is not empty, behind the gate of that bit."""
+        self.add(player)
+        self._set_bit(player._leaf, bit)
+
+    def leave(self, player: Tournament) -> None:
+        """Takes a tournament out."""
+        leaf = player._leaf
+        self.remove(player)
+        self._set_bit(leaf, 0)
+
+    def best_open(self, now: int, open_bits: int) -> Waiting | None:
+        """Returns the task with the highest score at `now` among those behind open gates."""
+        if not self._masks[1] & open_bits:
+            return None
+        if self._until[1] <= now:
+            self._play(1, now)
+        player = self._players[self._find(1, now, open_bits)]
+        assert isinstance(player, Tournament)
+        return player.best(now)
+
+    def _find(self, node: int, now: int, open_bits: int) -> int:
+        winner = self._winners[node]
+        if self._bits[winner] & open_bits:
+            return winner
+        better = node + node
+        worse = better + 1
+        masks = self._masks
+        if not masks[worse] & open_bits:
+            return self._find(better, now, open_bits)
+        if not masks[better] & open_bits:
+            return self._find(worse, now, open_bits)
+        if self._is_ahead(self._winners[worse], self._winners[better], now):
+            better, worse = worse, better
+        found = self._find(better, now, open_bits)
+        if self._is_ahead(self._winners[worse], found, now):
+            other = self._find(worse, now, open_bits)
+            if self._is_ahead(other, found, now):
+                return other
+        return found
+
+    def _is_ahead(self, one: int, other: int, now: int) -> bool:
+        lead = (self._values[one] + self._slopes[one] * now) - (
+            self._values[other] + self._slopes[other] * now
+        )
+        return lead > 0 or (lead == 0 and self._ranks[one] < self._ranks[other])
+
+    def _set_bit(self, leaf: int, bit: int) -> None:
+        self._bits[leaf] = bit
+        masks = self._masks
+        node = self._size + leaf
+        masks[node] = bit
+        node >>= 1
+        while node:
+            masks[node] = masks[node + node] | masks[node + node + 1]
+            node >>= 1
+
+    def _resize(self, size: int) -> None:
+        super()._resize(size)
+        self._bits += [0] * (size - len(self._bits))
+        self._masks = [0] * size + self._bits
+        for node in range(size - 1, 0, -1):
+            self._masks[node] = self._masks[node + node] | self._masks[node + node + 1]

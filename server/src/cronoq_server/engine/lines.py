@@ -3,7 +3,7 @@
 Most tasks stand in a row, first come, first served (`rows`). Two kinds do not:
 
 - A task whose deadline presses is *hot*: its rank moves, so it stands in a tournament, one per
-  gate (`kinetic`).
+  gate, whose winners meet in the finals (`kinetic`).
 - A task that wants a private account (`name:value`) stands in the row, but in the *shadow* of the
   first one that asks for the same: only that one shows its gate, and only while no private account
   of theirs is closed. So a million values need no gates of their own. Its hot ones play in a
@@ -19,7 +19,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from cronoq_server.engine.gates import SHADOW, Demand, Gate
-from cronoq_server.engine.kinetic import Tournament
+from cronoq_server.engine.kinetic import Finals, Tournament
 from cronoq_server.engine.rows import HOT, OUT, Row, place_of
 from cronoq_server.engine.urgency import score
 
@@ -71,12 +71,13 @@ class _File:
 class Line(Row):
     """Waiting tasks of one (pool, class, tenant)."""
 
-    __slots__ = ("_files", "_hot_files", "_hot_live", "hot")
+    __slots__ = ("_files", "_finals", "_hot_files", "_hot_live", "hot")
 
     def __init__(self, masked: bool) -> None:
         super().__init__(masked)
         self.hot: dict[Gate, Tournament] = {}
         self._hot_live = 0
+        self._finals: Finals | None = None  # of what is in `hot`
         self._files: dict[Demand, _File] = {}
         self._hot_files: dict[Demand, Tournament] = {}
 
@@ -193,6 +194,7 @@ class Line(Row):
             assert task.p_rush is not None
             task.p_rush.leaf = -1
         self.hot = {}
+        self._finals = None
         self._hot_files = {}
         self._hot_live = 0
         super().remask(masked)
@@ -203,6 +205,8 @@ class Line(Row):
         """Plays all tournaments anew, because the clock was set back."""
         for tournament in [*self.hot.values(), *self._hot_files.values()]:
             tournament.reset()
+        if self._finals is not None:
+            self._finals.reset()
 
     def _join_file(self, task: Waiting, real: Demand) -> None:
         file = self._files.get(real)
@@ -237,30 +241,34 @@ class Line(Row):
 
     def _enter_tournament(self, gate: Gate, player: Waiting | Tournament) -> None:
         tournament = self.hot.get(gate)
-        if tournament is None:
-            tournament = self.hot[gate] = Tournament()
+        if tournament is not None:
+            tournament.add(player)
+            return
+        tournament = self.hot[gate] = Tournament()
         tournament.add(player)
+        if self._finals is None:
+            self._finals = Finals()
+        self._finals.enter(tournament, gate.bit)
         if self.masked:
             self.root |= gate.bit
 
     def _leave_tournament(self, gate: Gate, player: Waiting | Tournament) -> None:
         tournament = self.hot[gate]
-        tournament.remove(player)
-        if not len(tournament):
+        if len(tournament) == 1:
+            assert self._finals is not None
+            self._finals.leave(tournament)
             del self.hot[gate]
+        tournament.remove(player)
 
     def _hotter(self, found: Waiting | None, open_bits: int, now: int) -> Waiting | None:
-        best = None if found is None else (-score(found, now), found.since, found.id)
-        for gate, tournament in self.hot.items():
-            if gate.bit & open_bits:
-                task = tournament.best(now)
-                rank = (-score(task, now), task.since, task.id)
-                if best is None or rank < best:
-                    best = rank
-                    found = task
-        return found
+        assert self._finals is not None
+        hot = self._finals.best_open(now, open_bits)
+        if found is None or hot is None:
+            return found or hot
+        lead = score(hot, now) - score(found, now)
+        return hot if lead > 0 or (lead == 0 and place_of(hot) < place_of(found)) else found
 
     def _tighten_root(self) -> None:
         super()._tighten_root()
-        for gate in self.hot:
-            self.root |= gate.bit
+        if self._finals is not None:
+            self.root |= self._finals.mask
