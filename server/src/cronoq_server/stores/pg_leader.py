@@ -64,7 +64,10 @@ class LockSession:
             name = session_name(settings.schema, None)
             self._connection = await connect(settings, settings.lock_url or settings.url, name)
         key = lock_key(settings.schema, "leader")
-        taken: bool = await self._ask("SELECT pg_try_advisory_lock($1)", key)
+        try:
+            taken = await self._ask("SELECT pg_try_advisory_lock($1)", key)
+        except FAULTS as error:
+            raise as_store_error(error) from error
         self._checked_at = time.monotonic_ns()
         return taken
 

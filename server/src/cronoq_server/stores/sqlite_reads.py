@@ -103,17 +103,18 @@ def tasks(db: sqlite3.Connection, ids: Sequence[int], base: int) -> list[StoredT
         (numbers,),
     )
     found = _ended(rows.fetchall(), base)
-    rows = db.execute(f"{_LIVE} WHERE l.id IN {IDS}", (numbers,))
+    rows = db.execute(f"{LIVE} WHERE l.id IN {IDS}", (numbers,))
     live = [task for row in rows.fetchall() if (task := read_live(*row)) is not None]
     return found + ([shift_task(task, -base) for task in live] if base else live)
 
 
 # --- recovery ------------------------------------------------------------------------------------
 
-_LIVE = (
+LIVE = (
     "SELECT l.id, t.created_at, t.spec, t.payload, l.change "
     "FROM cronoq_live l CROSS JOIN cronoq_tasks t ON t.id = l.id"
 )
+"""Reads what lives and nothing else: CROSS JOIN keeps the order of the two tables."""
 
 
 def settings(db: sqlite3.Connection, base: int) -> tuple[RecoveredChunk, list[str]]:
@@ -148,7 +149,7 @@ def live(
     found: list[StoredTask] = []
     broken: list[int] = []
     size = 0
-    rows = db.execute(f"{_LIVE} WHERE l.id BETWEEN ? AND ? ORDER BY l.id", (low, high))
+    rows = db.execute(f"{LIVE} WHERE l.id BETWEEN ? AND ? ORDER BY l.id", (low, high))
     for count, row in enumerate(rows, 1):
         task = read_live(*row)
         if task is None:
