@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cronoq_server.engine.effects import Admitted
 from cronoq_server.engine.events import (
     Cancel,
     DispatchRested,
@@ -11,8 +12,15 @@ from cronoq_server.engine.events import (
     Event,
     Redrive,
 )
-from cronoq_server.engine.model import SECOND, ErrorReason, Refusal, ResourceSettings, Status
-from tests.engine.harness import World, spec
+from cronoq_server.engine.model import (
+    SECOND,
+    ErrorReason,
+    PoolSettings,
+    Refusal,
+    ResourceSettings,
+    Status,
+)
+from tests.engine.harness import World, after, spec
 
 
 @pytest.mark.parametrize("event", [DispatchRested(True), DispatchStopped()])
@@ -54,3 +62,37 @@ def test_redrive_that_overtakes_the_end_is_told_that_there_was_none() -> None:
     answer = world.replies[redrive.call]
     assert isinstance(answer, Refusal)
     assert answer.reason == ErrorReason.NOT_TERMINAL
+
+
+def test_parked_call_finds_how_its_parent_ended() -> None:
+    """What a call names is not forgotten while it waits for room: the parent failed, after all."""
+    world = World(PoolSettings("default", max_pending=2), PoolSettings("side"), finished_max=1)
+    first, _ = world.add(spec(), spec())
+    parent = world.add(spec(pool="side"))
+    batch = (spec(dependencies=after(parent)), spec())
+    submit = world.submission(*batch, patience=60 * SECOND)
+    world.step(submit)
+    world.cancel(parent)
+    world.cancel(world.add(spec(pool="side")))
+    assert submit.call not in world.replies
+
+    world.cancel(first)
+
+    answer = world.replies[submit.call]
+    assert isinstance(answer, Admitted)
+    assert world.status(answer.ids[0]) == Status.SKIPPED
+
+
+def test_parked_call_finds_who_has_its_key() -> None:
+    """A key that came and went while the call waited for room still names its first task."""
+    world = World(PoolSettings("default", max_pending=1), PoolSettings("side"), finished_max=1)
+    first = world.add(spec())
+    second = world.submission(spec(key="k"), patience=60 * SECOND)
+    world.step(second)
+    holder = world.add(spec(pool="side", key="k"))
+    world.cancel(holder)
+    world.cancel(world.add(spec(pool="side")))
+
+    world.cancel(first)
+
+    assert world.replies[second.call] == Admitted([holder], (0,))

@@ -138,7 +138,7 @@ def _park(draft: Draft, event: Submit, pool: Pool) -> None:
         draft.reply(event.call, queue_full(pool))
         return
     pool.parked.append(event.call)
-    state.parked[event.call] = event
+    state.park(event)
     state.mono_timers.arm(event.until, TimerKind.PARK, event.call)
 
 
@@ -146,7 +146,7 @@ def unpark(draft: Draft) -> None:
     """Admits parked calls, first come first served, now that there may be room."""
     state = draft.state
     for call in draft.overdue:
-        event = state.parked.pop(call, None)
+        event = state.unpark(call)
         if event is not None:
             pool = state.pools[event.specs[0].pool]
             draft.reply(call, queue_full(pool))
@@ -169,7 +169,7 @@ def unpark(draft: Draft) -> None:
             if isinstance(outcome, Pool):
                 outcome.parked.append(event.call)
                 continue
-            del state.parked[event.call]
+            state.unpark(event.call)
             state.mono_timers.disarmed()
             draft.reply(event.call, outcome)
 

@@ -198,7 +198,7 @@ def unwatch(draft: Draft, _event: Unwatch) -> None:
 def forget(draft: Draft, event: Forget) -> None:
     """The caller of a parked submit or of a wait is gone."""
     state = draft.state
-    if state.parked.pop(event.call, None) is not None:
+    if state.unpark(event.call) is not None:
         state.mono_timers.disarmed()
         draft.room_made = True  # those behind it may want less
     elif event.call in state.waits:

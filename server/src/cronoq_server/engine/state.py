@@ -16,7 +16,7 @@ Rules a change must keep:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
 import msgspec
@@ -405,6 +405,7 @@ class State:
         self.waits: dict[int, WaitState] = {}
         self.waiters: dict[int, list[int]] = {}
         self.parked: dict[int, Submit] = {}
+        self.named: dict[TaskRef, int] = {}
         self.watches = 0
         self.totals = [0] * len(Total)
         self.wall_timers: TimerHeap[Task | str] = TimerHeap(self._wall_alive)
@@ -556,6 +557,8 @@ class State:
             ended = finished.get(task_id)
             if ended is None or ended.kept_from != kept_from or task_id in self.pinned:
                 continue
+            if self.named and (task_id in self.named or ended.key in self.named):
+                continue
             self.drop_finished(ended)
 
     def drop_finished(self, ended: Finished) -> None:
@@ -569,6 +572,31 @@ class State:
         self.deleted[task_id] = None
         if len(self.deleted) > DELETED_MAX:
             del self.deleted[next(iter(self.deleted))]
+
+    def park(self, event: Submit) -> None:
+        """Keeps a call that waits for room; what it names is remembered until it gets in.
+
+        What was looked up in the store for it gets old while it waits.
+        """
+        self.parked[event.call] = event
+        for name in _names_in(event):
+            self.named[name] = self.named.get(name, 0) + 1
+
+    def unpark(self, call: int) -> Submit | None:
+        """Lets go of a call that waits for room; None if it does not (any more)."""
+        event = self.parked.pop(call, None)
+        if event is None:
+            return None
+        for name in _names_in(event):
+            self.named[name] -= 1
+            if not self.named[name]:
+                del self.named[name]
+                task_id = self.keys.get(name, 0) if isinstance(name, str) else name
+                ended = self.finished.get(task_id)
+                if ended is not None:
+                    ended.kept_from = self.last_mono
+                    self.retention.append((self.last_mono, task_id))
+        return event
 
     def pin(self, parents: Iterable[int]) -> None:
         """Keeps parents remembered while a child lives."""
@@ -638,6 +666,15 @@ class State:
         self.retention.clear()
         self.wall_timers.clear()
         self.mono_timers.clear()
+
+
+def _names_in(event: Submit) -> Iterator[TaskRef]:
+    """The keys and parents of a call's tasks."""
+    for spec in event.specs:
+        if spec.key:
+            yield spec.key
+        for edge in spec.dependencies:
+            yield edge.target
 
 
 WEIGHT_ONE = 1000
