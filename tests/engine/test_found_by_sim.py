@@ -83,16 +83,19 @@ def test_parked_call_finds_how_its_parent_ended() -> None:
     assert world.status(answer.ids[0]) == Status.SKIPPED
 
 
-def test_parked_call_finds_who_has_its_key() -> None:
+def test_parked_call_finds_who_had_its_key() -> None:
     """A key that came and went while the call waited for room still names its first task."""
-    world = World(PoolSettings("default", max_pending=1), PoolSettings("side"), finished_max=1)
-    first = world.add(spec())
-    second = world.submission(spec(key="k"), patience=60 * SECOND)
-    world.step(second)
+    world = World(PoolSettings("default", max_pending=2), PoolSettings("side"), finished_max=1)
+    first, _ = world.add(spec(), spec())
+    submit = world.submission(spec(key="k"), spec(), patience=60 * SECOND)
+    world.step(submit)
     holder = world.add(spec(pool="side", key="k"))
     world.cancel(holder)
     world.cancel(world.add(spec(pool="side")))
+    assert submit.call not in world.replies
 
     world.cancel(first)
 
-    assert world.replies[second.call] == Admitted([holder], (0,))
+    answer = world.replies[submit.call]
+    assert isinstance(answer, Admitted)
+    assert (answer.ids[0], answer.duplicates) == (holder, (0,))
