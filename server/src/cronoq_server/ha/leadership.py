@@ -86,8 +86,7 @@ class Keeper:
         self._confirmed = clock.now().mono
         self._is_late = False
 
-    @property
-    def trusted(self) -> bool:
+    def is_trusted(self) -> bool:
         """Whether nobody else can have begun to lead."""
         if self._settings.keepalive is None:
             return True
@@ -116,9 +115,15 @@ class Keeper:
                     "the leadership is not confirmed: %s", error, extra={"action": "store_late"}
                 )
             self._is_late = True
+            self._lose_patience()
         else:
             self._confirmed = began
             self._is_late = False
+
+    def _lose_patience(self) -> None:
+        patience = self._settings.patience
+        if patience is not None and self._clock.now().mono - self._confirmed >= patience:
+            raise Fenced(f"no confirmation for {patience / SECOND:g} s")
 
     async def _check(self) -> None:
         patience = self._settings.patience
@@ -127,7 +132,7 @@ class Keeper:
             return
         latest = self._confirmed + patience
         if not await within(self._clock, Now(NEVER, latest), self._leadership.check()):
-            raise Fenced(f"no confirmation for {patience / SECOND:g} s")
+            raise Unavailable("the check was not answered in time")
 
 
 async def pause(clock: Clock, stopping: asyncio.Event, length: Duration) -> None:

@@ -115,7 +115,7 @@ class Replica:
     def ready(self) -> bool:
         """Whether calls are answered here: it leads, may believe so, and the store keeps up."""
         driver, keeper = self._driver, self._keeper
-        return driver is not None and keeper is not None and driver.ready and keeper.trusted
+        return driver is not None and keeper is not None and driver.ready and keeper.is_trusted()
 
     @property
     def stopping(self) -> bool:
@@ -226,6 +226,7 @@ class Replica:
         with contextlib.suppress(StoreError):  # the term runs out by itself
             await self._store.release_leadership(leadership)
         if ending is not Ending.STOPPED:
+            await self._stage.stand_by()
             await pause(self._clock, self._stopping, self._settings.term.poll)
 
     # --- leading ---------------------------------------------------------------------------------

@@ -179,10 +179,12 @@ class FaultyStore:
         self._way_in = asyncio.Event()
         self._way_out = asyncio.Event()
         self._search_gate = asyncio.Event()
+        self._recovery_gate = asyncio.Event()
         self._search_faults = 0
         self._way_in.set()
         self._way_out.set()
         self._search_gate.set()
+        self._recovery_gate.set()
 
     def hold(self) -> None:
         """From now on commits and checks wait before they do anything, until `let_go`."""
@@ -196,6 +198,10 @@ class FaultyStore:
         """From now on look-ups of finished tasks wait, until `let_go`."""
         self._search_gate.clear()
 
+    def hold_recovery(self) -> None:
+        """From now on recoveries wait before they begin, until `let_go`."""
+        self._recovery_gate.clear()
+
     def fail_searches(self, count: int) -> None:
         """The next so many look-ups are `Unavailable`."""
         self._search_faults = count
@@ -205,6 +211,7 @@ class FaultyStore:
         self._way_in.set()
         self._way_out.set()
         self._search_gate.set()
+        self._recovery_gate.set()
 
     def add_faults(self, *faults: Fault) -> None:
         """Faults of the next commits and checks."""
@@ -265,6 +272,7 @@ class FaultyStore:
         self, leadership: Leadership, horizon: Instant
     ) -> AsyncIterator[RecoveredChunk]:
         """See `Store.recover`."""
+        await self._recovery_gate.wait()
         async for chunk in self._inner.recover(_inner_term(leadership), horizon):
             yield chunk
 
