@@ -101,24 +101,6 @@ async def test_fenced_term_ends_the_keeper(store: FaultyStore) -> None:
         keeping.result()
 
 
-@pytest.mark.parametrize("silent", [True, False])
-async def test_patience_ends(store: FaultyStore, silent: bool) -> None:
-    """A store that may pass a term on without a word is not waited for, silent or failing."""
-    clock = ManualClock()
-    patient = TermSettings(keepalive=SECOND, trust=9 * SECOND, patience=10 * SECOND)
-    _, keeping = await kept(store, clock, patient)
-    if silent:
-        store.hold()
-    else:
-        store.add_faults(*[Fault.OUTAGE] * 30)
-    await clock.advance(9 * SECOND)
-    assert not keeping.done()
-    await clock.advance(2 * SECOND)
-    assert keeping.done()
-    with pytest.raises(Fenced, match="no confirmation for 10 s"):
-        keeping.result()
-
-
 async def test_store_of_one_process_is_not_asked(store: FaultyStore) -> None:
     """Without a keepalive nothing runs, and the leader always believes."""
     clock = ManualClock()

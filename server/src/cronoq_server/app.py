@@ -21,7 +21,7 @@ from cronoq_server.api.health_http import HealthServer
 from cronoq_server.api.listener import Listener, claim
 from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
-from cronoq_server.config import Address, Config, PoolConfig, ResourceConfig
+from cronoq_server.config import Address, Config, PoolConfig, ResourceConfig, StoreConfig
 from cronoq_server.engine import (
     SECOND,
     AutoscaleSettings,
@@ -47,6 +47,7 @@ from cronoq_server.runtime import (
 )
 from cronoq_server.stores import StoreSettings, open_store
 from cronoq_server.stores.base import Leadership, Store
+from cronoq_server.stores.pg_session import PostgresSettings
 from cronoq_server.stores.sqlite_file import SqliteSettings
 from cronoq_server.telemetry import configure
 
@@ -250,7 +251,28 @@ def store_settings(config: Config) -> StoreSettings:
             lease_renew=nanoseconds(store.lease_renew_s),
             lock_poll=nanoseconds(store.lock_poll_s),
         )
-    return StoreSettings(store.kind, config.limits.finished_max, config.outputs.cache_bytes, sqlite)
+    return StoreSettings(
+        kind=store.kind,
+        finished_max=config.limits.finished_max,
+        cache_bytes=config.outputs.cache_bytes,
+        sqlite=sqlite,
+        postgres=postgres_settings(store) if store.kind == "postgres" else None,
+    )
+
+
+def postgres_settings(store: StoreConfig) -> PostgresSettings:
+    """How a PostgreSQL store is reached."""
+    database = store.database()
+    assert database is not None
+    return PostgresSettings(
+        url=database,
+        lock_url=store.lock_url or "",
+        schema=store.schema,
+        lock_poll=nanoseconds(store.lock_poll_s),
+        keepalive=nanoseconds(store.keepalive_s),
+        session_timeout=nanoseconds(store.session_timeout_s),
+        commit_timeout=nanoseconds(store.commit_timeout_s),
+    )
 
 
 def replica_settings(config: Config) -> ReplicaSettings:
@@ -276,6 +298,11 @@ def term_settings(config: Config) -> TermSettings:
         # Nobody takes the lease before it has been silent for its whole time.
         trust = nanoseconds(store.lease_ttl_s - store.lease_renew_s)
         return TermSettings(poll, nanoseconds(store.lease_renew_s), trust)
+    if store.kind == "postgres":
+        # The database frees the lock of a silent session after this, and a check may rest on
+        # one that is a keepalive old.
+        trust = nanoseconds(store.session_timeout_s - 2 * store.keepalive_s)
+        return TermSettings(poll, nanoseconds(store.keepalive_s), trust)
     return TermSettings(poll, keepalive=None)
 
 

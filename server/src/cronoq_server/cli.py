@@ -62,7 +62,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("command", nargs="?", choices=["serve"], default="serve", help="serve")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a cronoq.toml")
     parser.add_argument("--check", action="store_true", help="check the configuration and exit")
-    parser.add_argument("--store", metavar="STORE", help="memory, or sqlite:PATH")
+    parser.add_argument("--store", metavar="STORE", help="memory, sqlite:PATH or postgres://…")
     parser.add_argument(
         "--grpc-addr", type=_address, metavar="HOST:PORT", help="where to serve gRPC; port 0 = any"
     )
@@ -121,13 +121,19 @@ def _store(store: StoreConfig, text: str) -> StoreConfig:
         ConfigError: It names none.
     """
     kind, colon, rest = text.partition(":")
+    named: dict[str, str | None] = {"path": None, "url": None, "lock_url": None}
     if text == "memory":
-        return dataclasses.replace(store, kind="memory", path=None)
-    if kind == "sqlite" and rest:
-        return dataclasses.replace(store, kind="sqlite", path=rest)
-    # What follows the colon may hold a password.
-    message = f"must be memory or sqlite:PATH, not {kind}{colon}{'…' if rest else ''}"
-    raise ConfigError("command line", [Problem("--store", message)])
+        named["kind"] = "memory"
+    elif kind == "sqlite" and rest:
+        named |= {"kind": "sqlite", "path": rest}
+    elif kind in ("postgres", "postgresql") and rest.startswith("//"):
+        named |= {"kind": "postgres", "url": text, "lock_url": store.lock_url}
+    else:
+        # What follows the colon may hold a password.
+        shown = f"{kind}{colon}{'…' if rest else ''}"
+        message = f"must be memory, sqlite:PATH or postgres://…, not {shown}"
+        raise ConfigError("command line", [Problem("--store", message)])
+    return dataclasses.replace(store, **named)  # type: ignore[arg-type]
 
 
 def _serve(config: Config) -> int:

@@ -28,9 +28,10 @@ YEAR_S = 366 * 86_400.0
 KIB = 1024
 MIB = 1024 * KIB
 
-STORES = ("memory", "sqlite")
+STORES = ("memory", "sqlite", "postgres")
 """Kinds of stores."""
 
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 T = TypeVar("T")
@@ -169,6 +170,29 @@ def _variable(value: object) -> str:
     return value
 
 
+def _database(value: object) -> str:
+    # Nothing of the value may be told: it may hold a password.
+    try:
+        parts = urlsplit(value) if isinstance(value, str) else None
+    except ValueError:
+        parts = None
+    if parts is None or parts.scheme not in ("postgres", "postgresql"):
+        raise ValueError("must be a postgres:// address")
+    return str(value)
+
+
+def _schema(value: object) -> str:
+    if not isinstance(value, str) or _SCHEMA.fullmatch(value) is None:
+        raise ValueError("must be 1 to 63 of lower-case letters, digits and '_', no digit first")
+    return value
+
+
+def _variable_name(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be the name of an environment variable")
+    return value
+
+
 def _path(value: object) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
         raise ValueError("must be the path of a file")
@@ -194,6 +218,11 @@ def _value(rule: Rule, default: Any = MISSING) -> Any:
     return field(default=default, metadata={"rule": rule})
 
 
+def _secret(rule: Rule, default: Any) -> Any:
+    """A field whose value is never printed."""
+    return field(default=default, repr=False, metadata={"rule": rule})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """`[server]`: where it listens and how it behaves as a process."""
@@ -212,16 +241,26 @@ class StoreConfig:
 
     kind: str = _value(_choice(*STORES), "memory")
     path: str | None = _value(_path, None)
+    url: str | None = _secret(_database, None)
+    url_env: str = _value(_variable_name, "DATABASE_URL")
+    lock_url: str | None = _secret(_database, None)
+    schema: str = _value(_schema, "public")
     keep_finished_s: float = _value(_seconds(above_zero=True), 604_800.0)
     retention_s: float = _value(_seconds(), 3600.0)
     commit_timeout_s: float = _value(_seconds(above_zero=True), 30.0)
     lock_poll_s: float = _value(_float(0.01, 60), 0.5)
+    keepalive_s: float = _value(_float(0.01, 3600), 1.0)
+    session_timeout_s: float = _value(_float(0.1, 3600), 10.0)
     lease_ttl_s: float = _value(_float(0.1, 3600), 10.0)
     lease_renew_s: float = _value(_float(0.01, 3600), 2.0)
     busy_timeout_s: float = _value(_float(0, 3600), 5.0)
     full_sync: bool = _value(_bool, True)
     prune_interval_s: float = _value(_float(0.01, 86_400), 60.0)
     prune_batch: int = _value(_int(1, 100_000), 1000)
+
+    def database(self) -> str | None:
+        """The database of a postgres store: `url`, or else what `url_env` names."""
+        return self.url or os.environ.get(self.url_env) or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,7 +490,7 @@ def _contradictions(config: Config) -> list[Problem]:
                 f"is {limits.request_timeout_s:g}",
             )
         )
-    problems += _store_problems(store)
+    problems += _place_problems(store) + _pace_problems(store)
     if store.retention_s < limits.key_retention_s:
         problems.append(
             Problem(
@@ -469,29 +508,40 @@ def _contradictions(config: Config) -> list[Problem]:
     return problems
 
 
-def _store_problems(store: StoreConfig) -> list[Problem]:
+def _place_problems(store: StoreConfig) -> list[Problem]:
+    """What says where a store is and does not go with its kind, or is missing."""
     problems = []
+    for name, kind in (("path", "sqlite"), ("url", "postgres"), ("lock_url", "postgres")):
+        if store.kind != kind and getattr(store, name) is not None:
+            problems.append(Problem(f"store.{name}", f"does not belong to a {store.kind} store"))
     if store.kind == "sqlite" and store.path is None:
         problems.append(Problem("store.path", "must be given for a sqlite store"))
-    if store.kind != "sqlite" and store.path is not None:
-        problems.append(Problem("store.path", f"does not belong to a {store.kind} store"))
-    if store.keep_finished_s < store.retention_s:
-        problems.append(
-            Problem(
-                "store.keep_finished_s",
-                f"must not be below store.retention_s ({store.retention_s:g}), "
-                f"is {store.keep_finished_s:g}",
-            )
-        )
-    if store.lease_renew_s * 2 > store.lease_ttl_s:
-        problems.append(
-            Problem(
-                "store.lease_renew_s",
-                f"must be at most half of store.lease_ttl_s ({store.lease_ttl_s:g}), "
-                f"is {store.lease_renew_s:g}",
-            )
-        )
+    if store.kind == "postgres" and store.url is None:
+        try:
+            _database(store.database())
+        except ValueError as error:
+            message = f"{error}, or the environment variable {store.url_env} hold one"
+            problems.append(Problem("store.url", message))
     return problems
+
+
+def _pace_problems(store: StoreConfig) -> list[Problem]:
+    """Durations that leave no room for each other."""
+    keepalive_max, renew_max = store.session_timeout_s / 4, store.lease_ttl_s / 2
+    rules = (
+        ("keep_finished_s", store.keep_finished_s >= store.retention_s, "at least retention_s"),
+        (
+            "keepalive_s",
+            store.keepalive_s <= keepalive_max,
+            "at most a quarter of session_timeout_s",
+        ),
+        ("lease_renew_s", store.lease_renew_s <= renew_max, "at most half of lease_ttl_s"),
+    )
+    return [
+        Problem(f"store.{name}", f"must be {bound}, is {getattr(store, name):g}")
+        for name, is_kept, bound in rules
+        if not is_kept
+    ]
 
 
 def _doubles(path: str, names: Sequence[str]) -> list[Problem]:

@@ -5,8 +5,7 @@ Rules a change must keep:
 1. A belief counts from the moment at which the check that confirmed it *began*, by the monotonic
    clock, and ends before another process could have taken over.
 2. A belief that lapsed takes back the claim to be ready and nothing else: the driver shows and
-   starts nothing without a commit or a check of its own. Only the store's word ends a term, or a
-   silence longer than the term's patience.
+   starts nothing without a commit or a check of its own. Only the store's word ends a term.
 3. A term is kept from the moment it is taken, through recovery, whatever else goes on.
 """
 
@@ -22,7 +21,7 @@ import msgspec
 from cronoq_server.engine.model import SECOND, Duration, Now
 from cronoq_server.engine.timers import NEVER
 from cronoq_server.runtime.clock import Clock, after, within
-from cronoq_server.stores.base import Fenced, Leadership, Store, TimeBase, Unavailable
+from cronoq_server.stores.base import Leadership, Store, TimeBase, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +33,11 @@ class TermSettings(msgspec.Struct, frozen=True):
         poll: How often a standby asks for it.
         keepalive: How often a leader confirms it; None = never, for a store of one process.
         trust: For how long a confirmation counts.
-        patience: Without a confirmation for this long the leader gives up; None = it waits for
-            the store's word, since nobody can have taken over without leaving a trace there.
     """
 
     poll: Duration = SECOND // 2
     keepalive: Duration | None = SECOND
     trust: Duration = 9 * SECOND
-    patience: Duration | None = None
 
 
 class Candidate:
@@ -96,7 +92,7 @@ class Keeper:
         """Confirms the term until it is cancelled.
 
         Raises:
-            Fenced: The term is over, or could not be confirmed for too long.
+            Fenced: The term is over.
         """
         pause = self._settings.keepalive
         while True:
@@ -108,31 +104,16 @@ class Keeper:
     async def _confirm(self) -> None:
         began = self._clock.now().mono
         try:
-            await self._check()
+            await self._leadership.check()
         except Unavailable as error:
             if not self._is_late:
                 log.warning(
                     "the leadership is not confirmed: %s", error, extra={"action": "store_late"}
                 )
             self._is_late = True
-            self._lose_patience()
         else:
             self._confirmed = began
             self._is_late = False
-
-    def _lose_patience(self) -> None:
-        patience = self._settings.patience
-        if patience is not None and self._clock.now().mono - self._confirmed >= patience:
-            raise Fenced(f"no confirmation for {patience / SECOND:g} s")
-
-    async def _check(self) -> None:
-        patience = self._settings.patience
-        if patience is None:
-            await self._leadership.check()
-            return
-        latest = self._confirmed + patience
-        if not await within(self._clock, Now(NEVER, latest), self._leadership.check()):
-            raise Unavailable("the check was not answered in time")
 
 
 async def pause(clock: Clock, stopping: asyncio.Event, length: Duration) -> None:
