@@ -135,29 +135,35 @@ class Tournament:
             return
         left = node + node
         right = left + 1
-        if until[left] <= now:
+        limit = until[left]
+        if limit <= now:
             self._play(left, now)
-        if until[right] <= now:
+            limit = until[left]
+        later = until[right]
+        if later <= now:
             self._play(right, now)
-        one = self._winners[left]
-        other = self._winners[right]
-        limit = min(until[left], until[right])
+            later = until[right]
+        if later < limit:
+            limit = later
+        winners = self._winners
+        one = winners[left]
+        other = winners[right]
         if one == _EMPTY or other == _EMPTY:
-            self._winners[node] = other if one == _EMPTY else one
+            winners[node] = other if one == _EMPTY else one
             until[node] = limit
             return
-        lead = (self._values[one] + self._slopes[one] * now) - (
-            self._values[other] + self._slopes[other] * now
-        )
-        is_earlier = self._ranks[one] < self._ranks[other]
+        values, slopes, ranks = self._values, self._slopes, self._ranks
+        lead = values[one] - values[other] + (slopes[one] - slopes[other]) * now
+        is_earlier = ranks[one] < ranks[other]
         if lead < 0 or (lead == 0 and not is_earlier):
             one, other, lead, is_earlier = other, one, -lead, not is_earlier
-        self._winners[node] = one
-        gain = self._slopes[other] - self._slopes[one]
+        winners[node] = one
+        gain = slopes[other] - slopes[one]
         if gain > 0:
             # A loser that ranks before the winner passes it as soon as they are level.
             overtakes = now + (lead // gain + 1 if is_earlier else -(-lead // gain))
-            limit = min(limit, overtakes)
+            if overtakes < limit:
+                limit = overtakes
         until[node] = limit
 
     def _measure(self, node: int, now: int) -> None:
@@ -237,9 +243,8 @@ class Finals(Tournament):
         return found
 
     def _is_ahead(self, one: int, other: int, now: int) -> bool:
-        lead = (self._values[one] + self._slopes[one] * now) - (
-            self._values[other] + self._slopes[other] * now
-        )
+        slope = self._slopes[one] - self._slopes[other]
+        lead = self._values[one] - self._values[other] + slope * now
         return lead > 0 or (lead == 0 and self._ranks[one] < self._ranks[other])
 
     def _set_bit(self, leaf: int, bit: int) -> None:
