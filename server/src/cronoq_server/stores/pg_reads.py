@@ -42,8 +42,9 @@ READER_OPTIONS = (
     "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; "
     "SET enable_bitmapscan = off; SET plan_cache_mode = force_generic_plan"
 )
-"""All look-ups are walks along an index with a second index beside it; statistics, which lag behind
-tables that grow this fast, must not talk the planner into reading them whole."""
+"""All look-ups are walks along an index with others beside it; statistics, which lag behind tables
+that grow this fast, must not talk the planner into reading them whole. For the same reason rows
+are joined one by one (`LATERAL … LIMIT 1`), which is an order that it cannot turn round."""
 
 _COLUMNS = (
     "t.id, t.created_at, t.key, t.pool, t.kind, t.tenant, t.spec, {payload}, "
@@ -51,12 +52,17 @@ _COLUMNS = (
 )
 _SLIM = _COLUMNS.format(payload="NULL::bytea")
 _WHOLE = _COLUMNS.format(payload="t.payload")
-_JOINED = "JOIN cronoq_tasks t ON t.segment = e.segment AND t.id = e.id"
+_END = """CROSS JOIN LATERAL (
+    SELECT id, position, at, status, change, content_type, output FROM cronoq_ends
+    WHERE segment = w.segment AND id = w.id LIMIT 1
+) e"""
+_TASK = """CROSS JOIN LATERAL (
+    SELECT id, created_at, key, pool, kind, tenant, schedule, spec, payload, change
+    FROM cronoq_tasks WHERE segment = w.segment AND id = w.id LIMIT 1
+) t"""
 _KEPT = "(e.position, e.id) > (l.pruned_position, l.pruned_id)"
-_NAMED = (
-    "unnest($1::integer[], $2::bigint[]) AS w (segment, id) "
-    "JOIN cronoq_ends e ON e.segment = w.segment AND e.id = w.id CROSS JOIN cronoq_leader l"
-)
+_IDS = "unnest($1::integer[], $2::bigint[]) AS w (segment, id)"
+_NAMED = f"{_IDS} {_END} CROSS JOIN cronoq_leader l"
 
 _resized = msgspec.msgpack.Decoder(ResourceResized).decode
 
@@ -92,15 +98,14 @@ async def named(
     found: dict[int, StoredTask] = {}
     if query.ids:
         rows = await db.fetch(
-            f"SELECT {_SLIM} FROM {_NAMED} {_JOINED} WHERE {_KEPT}", *places(segments, query.ids)
+            f"SELECT {_SLIM} FROM {_NAMED} {_TASK} WHERE {_KEPT}", *places(segments, query.ids)
         )
         found = {task.task_id: task for task in _ended(rows, base)}
     if query.keys:
         rows = await db.fetch(
-            f"SELECT {_SLIM} FROM cronoq_tasks t "
-            "JOIN cronoq_ends e ON e.segment = t.segment AND e.id = t.id "
-            f"CROSS JOIN cronoq_leader l WHERE t.key = ANY($1) AND {_KEPT} "
-            "ORDER BY e.position, e.id",
+            f"SELECT {_SLIM} FROM "
+            "(SELECT segment, id FROM cronoq_tasks WHERE key = ANY($1) OFFSET 0) w "
+            f"{_END} CROSS JOIN cronoq_leader l {_TASK} WHERE {_KEPT} ORDER BY e.position, e.id",
             list(query.keys),
         )
         newest = {task.spec.key: task for task in _ended(rows, base)}
@@ -113,7 +118,7 @@ async def tasks(
 ) -> list[StoredTask]:
     """Tasks with their payloads, whether they live or have ended."""
     where = places(segments, dict.fromkeys(ids))
-    rows = await db.fetch(f"SELECT {_WHOLE} FROM {_NAMED} {_JOINED} WHERE {_KEPT}", *where)
+    rows = await db.fetch(f"SELECT {_WHOLE} FROM {_NAMED} {_TASK} WHERE {_KEPT}", *where)
     found = _ended(rows, base)
     seen = {task.task_id for task in found}
     # Of the others those live that have no end at all, not even one behind the mark.
@@ -129,10 +134,9 @@ async def tasks(
 
 # --- recovery ------------------------------------------------------------------------------------
 
-_LIVE = """
+_LIVE = f"""
 SELECT t.id, t.created_at, t.spec, t.payload, coalesce(c.change, t.change)
-FROM unnest($1::integer[], $2::bigint[]) AS w (segment, id)
-JOIN cronoq_tasks t ON t.segment = w.segment AND t.id = w.id
+FROM {_IDS} {_TASK}
 LEFT JOIN LATERAL (
     SELECT change FROM cronoq_changes
     WHERE segment = w.segment AND id = w.id ORDER BY position DESC LIMIT 1
@@ -178,11 +182,11 @@ async def ends_before(
 ) -> tuple[list[StoredTask], tuple[int, int] | None]:
     """Ends before a (position, signed id), newest first; and where the rest begins."""
     rows = await db.fetch(
-        f"SELECT {_SLIM} FROM (SELECT e.segment, e.id FROM cronoq_ends e, cronoq_leader l "
+        f"SELECT {_SLIM} FROM ("
+        "SELECT e.segment, e.id, e.position FROM cronoq_ends e, cronoq_leader l "
         f"WHERE (e.position, e.id) < ($1, $2) AND {_KEPT} "
         "ORDER BY e.position DESC, e.id DESC LIMIT $3) w "
-        f"JOIN cronoq_ends e ON e.segment = w.segment AND e.id = w.id {_JOINED} "
-        "ORDER BY e.position DESC, e.id DESC",
+        f"{_END} {_TASK} ORDER BY w.position DESC, w.id DESC",
         *place,
         CHUNK,
     )
@@ -250,7 +254,7 @@ async def _window(
     """A page from one window of the ends, behind tasks that were found before."""
     where, bounds, columns = ordered
     down = " DESC" if query.newest_first and query.ended_after is None else ""
-    order = ", ".join(f"e.{column}{down}" for column in columns)
+    inner, outer = (", ".join(f"{name}.{column}{down}" for column in columns) for name in "ew")
     wanted = query.filter or TaskFilter()
     room = query.limit + 1 - len(before)
     only = _Filter(wanted, [*bounds, room, room])
@@ -258,12 +262,11 @@ async def _window(
         only.values[2] = LOOKED_AT_MAX
     window = (
         f"SELECT e.segment, e.id, e.position FROM cronoq_ends e, cronoq_leader l "
-        f"WHERE {where} AND {_KEPT} ORDER BY {order}"
+        f"WHERE {where} AND {_KEPT} ORDER BY {inner}"
     )
     rows = await db.fetch(
         f"SELECT {_SLIM} FROM ({window} LIMIT $3) w "
-        f"JOIN cronoq_ends e ON e.segment = w.segment AND e.id = w.id {_JOINED} "
-        f"WHERE true{only.sql} ORDER BY {order} LIMIT $4",
+        f"{_END} {_TASK} WHERE true{only.sql} ORDER BY {outer} LIMIT $4",
         *only.values,
     )
     found = before + _ended(rows, base)

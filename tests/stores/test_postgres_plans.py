@@ -1,0 +1,101 @@
+"""What PostgreSQL reads for a look-up is about what it returns, however much there is.
+
+The planner knows little of tables that grow this fast; these tests look at what its plans did.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from cronoq_server.engine.model import TaskFilter
+from cronoq_server.stores import pg_reads as reads
+from cronoq_server.stores.base import FinishedQuery
+from cronoq_server.stores.pg_ledger import Segments
+from cronoq_server.stores.pg_session import connect
+from cronoq_server.testing.builders import batch, changed, inserted, output
+from cronoq_server.testing.store_suite import lead
+from tests.stores.pg_place import PostgresPlace
+
+NAMES = range(100, 120)
+ROWS_MAX = 400
+"""Rows that all parts of a plan together may handle for 20 tasks."""
+
+
+class Explained:
+    """A connection that counts the rows that plans handle."""
+
+    def __init__(self, connection: Any) -> None:
+        self.rows = 0
+        self._connection = connection
+
+    async def fetch(self, statement: str, *values: Any) -> list[Any]:
+        """Runs a statement twice: once to count, once for its rows."""
+        explained = await self._connection.fetchval(
+            f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", *values
+        )
+        self.rows += handled(json.loads(explained)[0]["Plan"])
+        found: list[Any] = await self._connection.fetch(statement, *values)
+        return found
+
+    async def fetchval(self, statement: str, *values: Any) -> Any:
+        """Not counted: it reads one row."""
+        return await self._connection.fetchval(statement, *values)
+
+
+def handled(plan: dict[str, Any]) -> int:
+    """Rows that a node and those below it returned or threw away."""
+    rows = plan["Actual Rows"] + sum(n for k, n in plan.items() if k.startswith("Rows Removed"))
+    return int(rows * plan["Actual Loops"]) + sum(handled(part) for part in plan.get("Plans", ()))
+
+
+@pytest.fixture
+def place(postgres: PostgresPlace) -> PostgresPlace:
+    """A fresh schema."""
+    return postgres
+
+
+Look = Callable[[Any, Segments], Awaitable[Any]]
+
+LOOKS: dict[str, Look] = {
+    "by id": lambda db, at: reads.named(db, at, FinishedQuery(ids=tuple(NAMES)), 0),
+    "by key": lambda db, at: reads.named(
+        db, at, FinishedQuery(keys=tuple(f"key-{n}" for n in NAMES)), 0
+    ),
+    "outputs": lambda db, at: reads.outputs(db, at, list(NAMES)),
+    "whole tasks": lambda db, at: reads.tasks(db, at, list(NAMES), 0),
+    "live tasks": lambda db, at: reads.live(db, at, list(range(1, 21)), 0),
+    "a page": lambda db, _: reads.page(
+        db, FinishedQuery(filter=TaskFilter(), after=1000, limit=20), 0
+    ),
+    "the newest": lambda db, _: reads.page(
+        db, FinishedQuery(filter=TaskFilter(), newest_first=True, limit=20), 0
+    ),
+    "ends": lambda db, _: reads.page(
+        db, FinishedQuery(filter=TaskFilter(), ended_after=2, limit=20), 0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+async def test_a_look_up_handles_few_rows(place: PostgresPlace, name: str) -> None:
+    """Twenty of three thousand, in many segments."""
+    store = place.open_with(segment_rows=300)
+    leadership = await lead(store)
+    for position in range(1, 11):
+        ids = range((position - 1) * 300 + 1, position * 300 + 1)
+        rows = [inserted(n, key=f"key-{n}") for n in ids]
+        ends = [m for n in ids if n > 20 for m in (changed(n), output(n))]
+        await store.commit(leadership, batch(position, *rows, *ends))
+    db = await connect(place.settings, place.settings.url, "test")
+    try:
+        await db.execute(reads.READER_OPTIONS)
+        explained = Explained(db)
+        assert store._segments is not None
+        await LOOKS[name](explained, store._segments)
+        assert 0 < explained.rows < ROWS_MAX
+    finally:
+        db.terminate()
