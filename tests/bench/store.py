@@ -3,7 +3,7 @@
 Every batch submits so many tasks, dispatched at once, and ends those of the batch before, with
 their outputs. Only commits are timed. `--pending` measures how fast a new leader has everything
 that lives, beside so many that have ended; `--churn` runs on with pruning, and shows whether
-throughput and size stay flat.
+throughput and size stay flat. `--layouts` compares ways to lay out PostgreSQL tables.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from cronoq_server.stores.base import Batch, Leadership, Store, TimeBase
 from cronoq_server.stores.pg_session import PostgresSettings
 from cronoq_server.stores.sqlite_file import SqliteSettings
 from tests.bench.environment import describe, print_result
+from tests.bench.layouts import LAYOUTS, measure
 from tests.stores.pg import running_cluster
 
 PAYLOAD = os.urandom(200)
@@ -188,8 +189,16 @@ async def opened(kind: str) -> AsyncIterator[Bench]:
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Everything that was asked for, on one store."""
     result = describe("store") | {"store": options.store}
+    sizes = [int(size) for size in options.batches.split(",")]
+    if options.layouts:
+        with running_cluster(fsync=True) as cluster:
+            result["layouts"] = [
+                await measure(cluster.url, layout, options.lives, size)
+                for size in sizes
+                for layout in LAYOUTS
+            ]
+        return result
     async with opened(options.store) as bench:
-        sizes = [int(size) for size in options.batches.split(",")]
         result["lives"] = [await bench.lives(options.lives, size) for size in sizes]
         result |= await bench.size()
         if options.pending:
@@ -210,10 +219,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--pending", type=int, default=0, help="tasks to recover")
     parser.add_argument("--churn", type=int, default=0, help="lives with pruning")
     parser.add_argument("--retained", type=int, default=200_000, help="ended tasks kept in churn")
+    parser.add_argument(
+        "--layouts", action="store_true", help="compare layouts of PostgreSQL tables instead"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     result = asyncio.run(run(options))
-    rows: list[tuple[str, ...]] = [("batch", "lives/s", "µs of processor per life")]
-    rows += [tuple(str(value) for value in row.values()) for row in result["lives"]]
+    measured = result["layouts"] if options.layouts else result["lives"]
+    rows: list[tuple[str, ...]] = [tuple(measured[0])]
+    rows += [tuple(str(value) for value in row.values()) for row in measured]
     print_result(result, rows, as_json=options.json or bool(options.pending or options.churn))
     return 0
