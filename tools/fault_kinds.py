@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 ENGINE = "tests/engine/"
 SDK = "sdk-python/tests/"
+STORES = "tests/stores/"
+SUITE = "server/src/cronoq_server/testing/store_suite.py"
 
 
 class FaultKind(NamedTuple):
@@ -22,6 +24,38 @@ class FaultKind(NamedTuple):
 
 
 FAULT_KINDS = (
+    FaultKind(
+        "R1",
+        "a leader believes in a leadership that the database has ended",
+        "it stops at its next check or commit, and nothing is written under its epoch any more",
+        (
+            f"{STORES}test_postgres_sessions.py::test_a_leader_without_its_lock_session_stops",
+            f"{SUITE}::test_a_past_term_cannot_commit",
+            f"{SUITE}::test_a_commit_and_a_takeover_never_both_succeed_unseen",
+        ),
+    ),
+    FaultKind(
+        "R2",
+        "a lock that was taken without anybody hearing of it is never given back",
+        "its connection is closed; the lock is taken once per connection",
+        (
+            f"{STORES}test_postgres_sessions.py::test_a_lock_whose_answer_is_lost_is_not_kept",
+            f"{STORES}test_postgres_sessions.py"
+            "::test_the_lock_is_taken_once_however_often_it_is_checked",
+        ),
+    ),
+    FaultKind(
+        "R3",
+        "a database becomes read-only and its connections stay",
+        "the store is unavailable, every attempt connects anew, and works again when it can",
+        (f"{STORES}test_postgres_sessions.py::test_a_server_that_turned_read_only_is_unavailable",),
+    ),
+    FaultKind(
+        "R5",
+        "two replicas recover the same rows",
+        "recovery reads and writes under its own epoch, and stops when another one has begun",
+        (f"{SUITE}::test_a_past_term_cannot_recover",),
+    ),
     FaultKind(
         "R4",
         "a restarted worker with the same name is taken for the one that died",
@@ -172,6 +206,15 @@ FAULT_KINDS = (
         (
             f"{ENGINE}test_zones.py::test_zones_do_not_depend_on_the_machine",
             f"{ENGINE}test_zones.py::test_unknown_zone_is_refused",
+        ),
+    ),
+    FaultKind(
+        "R27",
+        "a connection pooler hands the session that holds the lock to somebody else",
+        "such a route is refused, with the name of the setting that gives a direct one",
+        (
+            f"{STORES}test_postgres_sessions.py"
+            "::test_a_pooler_is_refused_with_the_setting_that_helps",
         ),
     ),
     FaultKind(
