@@ -62,7 +62,7 @@ def test_what_nobody_has_any_more_is_forgotten() -> None:
         found = postings.narrowest(TaskFilter(kinds=(spec.kind,)))
         assert found is not None
         assert len(found) == 0
-    assert not postings._lists  # noqa: SLF001 - the point is what is kept inside
+    assert not postings._lists
 
 
 @pytest.mark.parametrize("wanted", [TaskFilter(), TaskFilter(kinds=("default",))])
