@@ -534,10 +534,13 @@ def test_shedding_over_two_pools_counts_the_total_once() -> None:
         PoolSettings("b", overflow=Overflow.SHED_LOWEST),
         max_pending_total=4,
     )
-    world.add(*(spec(pool=pool, priority=4) for pool in ("a", "a", "b", "b")))
+    world.add(*(spec(pool=pool, priority=4) for pool in ("a", "a", "b")))
     world.add(spec(pool="a"), spec(pool="b"))
     assert world.snapshot().pending == 4
-    assert world.snapshot().totals.shed == 2
+    assert world.snapshot().totals.shed == 1
+    world.add(spec(pool="a", priority=1), spec(pool="b", priority=1))
+    assert world.snapshot().pending == 4
+    assert world.snapshot().totals.shed == 3
 
 
 def test_pushing_out_stays_cheap_while_tasks_come_and_go() -> None:
