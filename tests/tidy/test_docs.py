@@ -155,6 +155,15 @@ def test_first_steps_show_the_output_of_their_programs() -> None:
     assert len(read_programs(GETTING_STARTED)) == text.count("asyncio.run(main())")
 
 
+def test_every_page_is_on_the_index() -> None:
+    """A page that no list names is found by nobody."""
+    docs = ROOT / "docs"
+    index = (docs / "index.md").read_text(encoding="utf-8")
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    pages -= {page for page in pages if page.startswith("adr/") and page != "adr/index.md"}
+    assert pages - {"index.md"} - set(LINK.findall(index)) == set()
+
+
 def test_decision_records_are_numbered_and_indexed() -> None:
     """Each record has its own number, the usual headings, and a line on the index page."""
     records = sorted((ROOT / "docs/adr").glob("[0-9]*.md"))
