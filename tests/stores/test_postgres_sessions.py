@@ -61,6 +61,19 @@ async def test_a_leader_without_its_lock_session_stops(place: PostgresPlace) -> 
     assert (again.epoch, again.position) == (leadership.epoch + 1, 1)
 
 
+@pytest.mark.parametrize("by_commit", [False, True])
+async def test_a_term_that_its_row_does_not_name_gives_its_lock_back(
+    place: PostgresPlace, by_commit: bool
+) -> None:
+    """Somebody raised the epoch by hand: the next term begins above it."""
+    store, leadership = await written(place, inserted(1))
+    await place.execute("UPDATE cronoq_leader SET epoch = epoch + 5")
+    last = store.commit(leadership, batch(2, inserted(2))) if by_commit else leadership.check()
+    with pytest.raises(Fenced, match="epoch"):
+        await last
+    assert (await lead_soon(store)).epoch == leadership.epoch + 6
+
+
 async def test_the_lock_is_taken_once_however_often_it_is_checked(place: PostgresPlace) -> None:
     """A hundred checks of the session leave one lock, and a release none."""
     store = place.open_with(keepalive=0)

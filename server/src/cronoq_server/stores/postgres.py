@@ -169,8 +169,18 @@ class PostgresStore:
     async def check(self, term: PostgresLeadership) -> None:
         """See `Leadership.check`."""
         self._assert_current(term)
-        await self._session.check()
-        await self._reader.run(term.assert_holds)
+        try:
+            await self._session.check()
+            await self._reader.run(term.assert_holds)
+        except Fenced:
+            self._lose(term)
+            raise
+
+    def _lose(self, term: PostgresLeadership) -> None:
+        """A term is over: its lock must not outlive it."""
+        if term is self._term:
+            self._term = None
+            self._session.close()
 
     def _assert_current(self, term: PostgresLeadership) -> None:
         if term is not self._term or not self._session.is_held:
@@ -201,7 +211,11 @@ class PostgresStore:
         """See `Store.commit`."""
         term = _term(leadership)
         self._assert_current(term)
-        gone = await self._writer.run(lambda db: self._commit(db, term, batch))
+        try:
+            gone = await self._writer.run(lambda db: self._commit(db, term, batch))
+        except Fenced:
+            self._lose(term)
+            raise
         self._cache.put(batch.outputs.values())
         for task_id in gone:
             self._cache.drop(task_id)
