@@ -1,0 +1,71 @@
+"""Two server processes on one SQLite file, under load, while the leader meets its end.
+
+After each: every acknowledged task is there once and has succeeded, no attempt was begun twice or
+beyond the maximum, nothing else is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+from tests.e2e.load import Load
+from tests.e2e.replicas import replicas
+
+LONG_LEASE = 'kind = "sqlite"\npath = "{path}"\nlease_ttl_s = 600\n'
+SHORT_LEASE = 'kind = "sqlite"\npath = "{path}"\nlease_ttl_s = 1\nlease_renew_s = 0.3\n'
+
+
+async def test_killed_leader_is_replaced_at_once(tmp_path: Path) -> None:
+    """Killed three times under load; the lease of ten minutes would outlast the test."""
+    store = LONG_LEASE.format(path=tmp_path / "q.db")
+    async with (
+        asyncio.timeout(120),
+        replicas(tmp_path, store) as (balancer, servers),
+        Load(balancer.address) as load,
+    ):
+        for turn in range(3):
+            leader, standby = servers[turn % 2], servers[(turn + 1) % 2]
+            await load.goes_on(200)
+            highest = max(load.acknowledged)
+            await leader.kill()
+            await standby.says("server_ready")
+            await load.goes_on(200)
+            assert max(load.acknowledged) >> 48 > highest >> 48
+            await leader.start()
+            assert leader.times("server_ready") == 0
+        await load.judge()
+
+
+async def test_leader_that_stops_in_order_hands_over(tmp_path: Path) -> None:
+    """After SIGTERM the standby leads, long before the lease would have run out."""
+    store = LONG_LEASE.format(path=tmp_path / "q.db")
+    async with (
+        asyncio.timeout(120),
+        replicas(tmp_path, store) as (balancer, (leader, standby)),
+        Load(balancer.address) as load,
+    ):
+        await load.goes_on(200)
+        assert await leader.end(signal.SIGTERM) == 0
+        await standby.says("server_ready")
+        await load.goes_on(200)
+        await load.judge()
+
+
+async def test_leader_paused_beyond_its_lease_steps_down(tmp_path: Path) -> None:
+    """Who wakes up after another took over writes nothing, answers nothing, and stands by."""
+    store = SHORT_LEASE.format(path=tmp_path / "q.db")
+    async with (
+        asyncio.timeout(120),
+        replicas(tmp_path, store) as (balancer, (leader, standby)),
+        Load(balancer.address) as load,
+    ):
+        await load.goes_on(200)
+        leader.send(signal.SIGSTOP)
+        await standby.says("server_ready")
+        leader.send(signal.SIGCONT)
+        await leader.says("leadership_lost")
+        await load.goes_on(200)
+        assert leader.times("server_ready") == 1
+        await load.judge()
