@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import pytest
 
+from cronoq_server.engine.cron import Calendar, parse
 from cronoq_server.engine.effects import Admitted
 from cronoq_server.engine.events import (
     Cancel,
     DispatchRested,
     DispatchStopped,
     Event,
+    PutSchedule,
     Redrive,
 )
 from cronoq_server.engine.model import (
     SECOND,
     ErrorReason,
+    Overlap,
     PoolSettings,
     Refusal,
     ResourceSettings,
+    ScheduleSpec,
     Status,
 )
 from tests.engine.harness import World, after, spec
@@ -99,3 +103,44 @@ def test_parked_call_finds_who_had_its_key() -> None:
     answer = world.replies[submit.call]
     assert isinstance(answer, Admitted)
     assert (answer.ids[0], answer.duplicates) == (holder, (0,))
+
+
+def queue_of(count: int) -> tuple[World, list[int]]:
+    """A schedule whose occurrences queue, with so many of them alive."""
+    world = World(PoolSettings("default", lease_ttl=3600 * SECOND))
+    calendar = parse("* * * * *")
+    assert isinstance(calendar, Calendar)
+    asked = ScheduleSpec("s", "* * * * *", spec(), overlap=Overlap.QUEUE)
+    world.step(PutSchedule(world.call(), asked, calendar))
+    world.advance(count * 60 * SECOND)
+    return world, list(world.ledger.rows)
+
+
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_occurrence_cancelled_in_its_place_frees_nobody_behind_it(fails_over: bool) -> None:
+    """EN-122: those behind a cancelled occurrence wait for whoever it waited for."""
+    world, (first, second, third) = queue_of(3)
+    world.cancel(second)
+    if fails_over:
+        world.crash()
+    session = world.join(slots=3)
+    assert world.lease(session).task_id == first
+    assert world.status(third) == Status.BLOCKED
+
+    world.complete(session)
+
+    assert world.lease(session).task_id == third
+
+
+def test_occurrence_queues_behind_one_that_lives_not_behind_one_that_left() -> None:
+    """EN-122: the last one was cancelled, an earlier one still runs: the next waits for that."""
+    world, (first, second) = queue_of(2)
+    session = world.join(slots=3)
+    world.cancel(second)
+    world.advance(60 * SECOND)
+    third = max(world.ledger.rows)
+    assert (world.lease(session).task_id, world.status(third)) == (first, Status.BLOCKED)
+
+    world.complete(session)
+
+    assert world.lease(session).task_id == third

@@ -16,7 +16,7 @@ from cronoq_server.engine.effects import Result
 from cronoq_server.engine.lifecycle import Cause
 from cronoq_server.engine.model import EdgeCondition, ErrorReason, Overlap, Status
 from cronoq_server.engine.mutations import OutputStored
-from cronoq_server.engine.state import Finished, Task
+from cronoq_server.engine.state import Finished, State, Task
 
 _READY = Status.READY
 _RUNNING = Status.RUNNING
@@ -146,12 +146,35 @@ def _judge_children(draft: Draft, parent: Task) -> list[tuple[Task, str]]:
         if child.status != _BLOCKED:
             continue
         if edge_holds(condition, status):
+            ahead = ahead_of(draft.state, child) if child.schedule == parent.schedule else 0
+            if ahead:
+                queue_behind(draft.state, child, ahead)
+                continue
             child.unmet -= 1
             if not child.unmet:
                 draft.unblocked.append(child)
         else:
             doomed.append((child, impossible(parent.id, condition, status)))
     return doomed
+
+
+def ahead_of(state: State, task: Task) -> int:
+    """An earlier occurrence of the same schedule that still lives; 0 = none, or no chain.
+
+    One that was cancelled or missed in its place frees nobody behind it while others are ahead.
+    """
+    if not task.schedule or len(task.spec.dependencies) != 1:
+        return 0
+    first = next(iter(state.occurrences[task.schedule]))
+    return first if first < task.id else 0
+
+
+def queue_behind(state: State, task: Task, ahead: int) -> None:
+    """Lets a chained occurrence wait for the end of another one than it was created behind."""
+    state.children.setdefault(ahead, []).append((task, EdgeCondition.ON_COMPLETE))
+    parents = state.parents.get(task.id, ())
+    if ahead not in parents:
+        state.set_parents(task, (*parents, ahead))
 
 
 def impossible(parent: int, condition: int, status: int) -> str:

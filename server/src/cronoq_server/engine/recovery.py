@@ -12,7 +12,13 @@ from collections.abc import Iterable
 
 from cronoq_server.engine.admission import arm_instants, derive_instants, drop_past
 from cronoq_server.engine.draft import Draft
-from cronoq_server.engine.ending import edge_holds, finish, impossible
+from cronoq_server.engine.ending import (
+    ahead_of,
+    edge_holds,
+    finish,
+    impossible,
+    queue_behind,
+)
 from cronoq_server.engine.lifecycle import Cause
 from cronoq_server.engine.model import Outcome, PastAttempt, Status
 from cronoq_server.engine.mutations import RecoveredChunk, StatusChanged, StoredTask
@@ -135,6 +141,11 @@ def _tie(draft: Draft, task: Task, stored: StoredTask) -> str | None:
         elif change is None and ended is not None and not edge_holds(condition, ended.status):
             doom = doom or impossible(parent, condition, ended.status)
     state.set_parents(task, tuple(parents))
+    if change is None and not task.unmet and doom is None:
+        ahead = ahead_of(state, task)
+        if ahead:
+            queue_behind(state, task, ahead)
+            task.unmet = 1
     return doom
 
 

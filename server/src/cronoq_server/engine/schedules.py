@@ -298,7 +298,7 @@ def _create(
     state, stored = draft.state, schedule.stored
     if behind is None:
         behind = _CHAINS.get(Overlap(stored.spec.overlap))
-    parent = _chained_to(state, schedule) if behind is not None else 0
+    parent = _chained_to(state, schedule, behind) if behind is not None else 0
     spec = _occurrence_spec(schedule, key, start, parent, behind)
     task = new_task(draft, state.ids.take(), spec)
     _place(draft, task, parent, behind)
@@ -312,9 +312,10 @@ def _create(
     return task.id
 
 
-def _chained_to(state: State, schedule: Schedule) -> int:
+def _chained_to(state: State, schedule: Schedule, behind: EdgeCondition) -> int:
     """The occurrence that the next one waits for; 0 = none.
 
+    If the last one has ended in its place, an earlier one may still live.
     Since a put, one that has ended counts only if it was created under it: putting the schedule
     again is what mends a broken chain.
     """
@@ -322,6 +323,9 @@ def _chained_to(state: State, schedule: Schedule) -> int:
     last = stored.last_task
     if last in state.tasks:
         return last
+    alive = state.occurrences.get(stored.spec.name)
+    if alive and behind == EdgeCondition.ON_COMPLETE:
+        return next(reversed(alive))
     if stored.first_task and last in state.finished:
         return last
     return 0
