@@ -41,6 +41,10 @@ class Explained:
         found: list[Any] = await self._connection.fetch(statement, *values)
         return found
 
+    async def fetchrow(self, statement: str, *values: Any) -> Any:
+        """The first row, found as `fetch` finds it."""
+        return next(iter(await self.fetch(statement, *values)), None)
+
     async def fetchval(self, statement: str, *values: Any) -> Any:
         """Not counted: it reads one row."""
         return await self._connection.fetchval(statement, *values)
@@ -73,6 +77,9 @@ LOOKS: dict[str, Look] = {
     ),
     "the newest": lambda db, _: reads.page(
         db, FinishedQuery(filter=TaskFilter(), newest_first=True, limit=20), 0
+    ),
+    "a page by key": lambda db, _: reads.page(
+        db, FinishedQuery(filter=TaskFilter(keys=("key-100", "key-2000")), limit=20), 0
     ),
     "ends": lambda db, _: reads.page(
         db, FinishedQuery(filter=TaskFilter(), ended_after=2, limit=20), 0

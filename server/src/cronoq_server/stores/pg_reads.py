@@ -244,6 +244,12 @@ async def _page_by_id(db: Connection, query: FinishedQuery, base: int) -> Finish
     return FinishedPage(found)
 
 
+_BY_KEY = f"""(
+    SELECT w.segment, w.id, e.position
+    FROM (SELECT segment, id FROM cronoq_tasks WHERE key = ANY($3) OFFSET 0) w {_END}
+)"""
+
+
 async def _window(
     db: Connection,
     query: FinishedQuery,
@@ -253,20 +259,24 @@ async def _window(
 ) -> FinishedPage:
     """A page from one window of the ends, behind tasks that were found before."""
     where, bounds, columns = ordered
+    wanted = query.filter or TaskFilter()
     down = " DESC" if query.newest_first and query.ended_after is None else ""
     inner, outer = (", ".join(f"{name}.{column}{down}" for column in columns) for name in "ew")
-    wanted = query.filter or TaskFilter()
-    room = query.limit + 1 - len(before)
-    only = _Filter(wanted, [*bounds, room, room])
-    if only.sql:
-        only.values[2] = LOOKED_AT_MAX
+    source, among = "cronoq_ends", bounds
+    if wanted.keys:  # few tasks have one key: the window is made of those
+        source, among = _BY_KEY, [*bounds, list(wanted.keys)]
     window = (
-        f"SELECT e.segment, e.id, e.position FROM cronoq_ends e, cronoq_leader l "
+        f"SELECT e.segment, e.id, e.position FROM {source} e, cronoq_leader l "
         f"WHERE {where} AND {_KEPT} ORDER BY {inner}"
     )
+    room = query.limit + 1 - len(before)
+    place = len(among) + 1
+    only = _Filter(wanted, [*among, room, room])
+    if only.sql:
+        only.values[place - 1] = LOOKED_AT_MAX
     rows = await db.fetch(
-        f"SELECT {_SLIM} FROM ({window} LIMIT $3) w "
-        f"{_END} {_TASK} WHERE true{only.sql} ORDER BY {outer} LIMIT $4",
+        f"SELECT {_SLIM} FROM ({window} LIMIT ${place}) w "
+        f"{_END} {_TASK} WHERE true{only.sql} ORDER BY {outer} LIMIT ${place + 1}",
         *only.values,
     )
     found = before + _ended(rows, base)
@@ -274,7 +284,7 @@ async def _window(
     if full is not None:
         return full
     if only.sql:
-        last = await db.fetchrow(f"{window} LIMIT 1 OFFSET {LOOKED_AT_MAX - 1}", *bounds)
+        last = await db.fetchrow(f"{window} LIMIT 1 OFFSET {LOOKED_AT_MAX - 1}", *among)
         if last is not None:
             return page_until(found, unsigned(last["id"]), last["position"], query)
     return FinishedPage(fit(found, wanted))

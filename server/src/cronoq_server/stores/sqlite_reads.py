@@ -220,50 +220,58 @@ def page(db: sqlite3.Connection, query: FinishedQuery, base: int) -> FinishedPag
     if forgotten and forgotten >= query.ended_after:
         raise Forgotten
     after = signed(query.after) if query.after else -(1 << 63)
-    window = (
-        "SELECT id, position FROM cronoq_ends WHERE position >= ? AND (position > ? OR id > ?) "
-        "ORDER BY position, id"
-    )
+    where = "position >= ? AND (position > ? OR id > ?)"
     bounds = (query.ended_after, query.ended_after, after)
-    return _window(db, query, (window, bounds, "w.position, w.id"), [], base)
+    return _window(db, query, (where, bounds, ("position", "id")), [], base)
 
 
 def _page_by_id(db: sqlite3.Connection, query: FinishedQuery, base: int) -> FinishedPage:
-    down = " DESC" if query.newest_first else ""
-    window = f"SELECT id, position FROM cronoq_ends WHERE id BETWEEN ? AND ? ORDER BY id{down}"
     found: list[StoredTask] = []
     for span in id_spans(query.after, newest_first=query.newest_first):
-        result = _window(db, query, (window, span, f"w.id{down}"), found, base)
+        result = _window(db, query, ("id BETWEEN ? AND ?", span, ("id",)), found, base)
         if result.next_after:
             return result
         found = result.tasks
     return FinishedPage(found)
 
 
+_BY_KEY = (
+    "(SELECT e.id, e.position FROM cronoq_tasks k CROSS JOIN cronoq_ends e ON e.id = k.id "
+    f"WHERE k.key IN {IDS})"
+)
+
+
 def _window(
     db: sqlite3.Connection,
     query: FinishedQuery,
-    ordered: tuple[str, tuple[int, ...], str],
+    ordered: tuple[str, tuple[int, ...], tuple[str, ...]],
     before: list[StoredTask],
     base: int,
 ) -> FinishedPage:
     """A page from one window of the ends, behind tasks that were found before."""
-    window, bounds, order = ordered
+    where, bounds, columns = ordered
     wanted = query.filter or TaskFilter()
+    down = " DESC" if query.newest_first and query.ended_after is None else ""
+    order = ", ".join(f"{column}{down}" for column in columns)
+    among: tuple[Any, ...] = bounds
+    source = "cronoq_ends"
+    if wanted.keys:  # few tasks have one key: the window is made of those
+        source, among = _BY_KEY, (msgspec.json.encode(wanted.keys).decode(), *bounds)
+    window = f"SELECT id, position FROM {source} WHERE {where} ORDER BY {order}"
     only = _Filter(wanted)
     room = query.limit + 1 - len(before)
     rows = db.execute(
         f"SELECT {_SLIM} FROM ({window} LIMIT ?) w "
         "CROSS JOIN cronoq_ends e ON e.id = w.id CROSS JOIN cronoq_tasks t ON t.id = w.id "
-        f"WHERE 1{only.sql} ORDER BY {order} LIMIT ?",
-        (*bounds, LOOKED_AT_MAX if only.sql else room, *only.values, room),
+        f"WHERE 1{only.sql} ORDER BY {', '.join(f'w.{c}{down}' for c in columns)} LIMIT ?",
+        (*among, LOOKED_AT_MAX if only.sql else room, *only.values, room),
     ).fetchall()
     found = before + _ended(rows, base)
     full = cut(found, query)
     if full is not None:
         return full
     if only.sql:
-        last = db.execute(f"{window} LIMIT 1 OFFSET {LOOKED_AT_MAX - 1}", bounds).fetchone()
+        last = db.execute(f"{window} LIMIT 1 OFFSET {LOOKED_AT_MAX - 1}", among).fetchone()
         if last is not None:
             return page_until(found, unsigned(last[0]), last[1], query)
     return FinishedPage(fit(found, wanted))
