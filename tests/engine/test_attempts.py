@@ -16,6 +16,7 @@ from cronoq_server.engine.events import (
     DispatchStopped,
     Failed,
     HeartbeatsRead,
+    ListWorkers,
     Nacked,
     Resume,
     SlotsSet,
@@ -1059,3 +1060,20 @@ def test_cancel_and_report_in_one_step() -> None:
     )
     assert world.status(task) == Status.CANCELLED
     assert world.ledger.outputs == {}
+
+
+def test_slots_given_back_go_to_whoever_asked_for_more() -> None:
+    """EN-66: a worker that joined a full pool takes over when the ones before it leave."""
+    world = World(PoolSettings("default", max=3))
+    first, second, _ = world.join(slots=2), world.join(slots=3), world.join(slots=3)
+    granted = [worker.slots for worker in world.ask(ListWorkers(world.call()))]
+    assert granted == [2, 1, 0]
+    for _ in range(4):
+        world.add(spec())
+    world.lose(first, clean=True)
+    granted = [worker.slots for worker in world.ask(ListWorkers(world.call()))]
+    assert granted == [3, 0]
+    world.step(SlotsSet(second, 1))
+    granted = [worker.slots for worker in world.ask(ListWorkers(world.call()))]
+    assert granted == [1, 2]
+    assert sum(worker.slots for worker in world.ask(ListWorkers(world.call()))) == 3

@@ -29,7 +29,7 @@ from cronoq_server.engine.mutations import (
     StatusChanged,
     TaskInserted,
 )
-from cronoq_server.engine.state import Attempt, Schedule, Session, State, Task
+from cronoq_server.engine.state import Attempt, Pool, Schedule, Session, State, Task
 
 _FIRST_WRITTEN = Status.RUNNING
 _LIVES_AGAIN = Status.READY
@@ -50,6 +50,7 @@ class Draft:
         others: Mutations that are not about a task's status.
         newly_ready: Tasks that became ready in this step, to be put in line at its end.
         unblocked: Tasks whose last edge was satisfied in this step.
+        regrant: Pools in which slots were given back.
         touched: Sessions whose free slots may have changed.
     """
 
@@ -69,6 +70,7 @@ class Draft:
         "outputs",
         "overdue",
         "receipts",
+        "regrant",
         "replies",
         "results",
         "room_made",
@@ -100,6 +102,7 @@ class Draft:
         self.others: list[Mutation] = []
         self.due_schedules: list[str] = []
         self.overdue: list[int] = []
+        self.regrant: dict[str, Pool] = {}
         self.room_made = False
 
     def transition(self, task: Task, cause: Cause) -> None:

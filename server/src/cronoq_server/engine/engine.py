@@ -178,6 +178,7 @@ class Engine:
     def _finish(self, draft: Draft) -> Step:
         """Settles what the events left open, dispatches, and puts the step together."""
         state = self._state
+        workers.top_up(draft)
         while True:
             admission.unpark(draft)
             readiness.settle_unblocked(draft)

@@ -179,6 +179,7 @@ class Session:
     Attributes:
         leases: Attempts it holds, by lease, in order of dispatch.
         stuck: Leases that were aborted and whose handlers may still run: each takes a slot.
+        asked: Slots its worker asked for.
         granted: Slots it may use.
         connected: Whether its stream stands; without one it has no capacity.
         reports_seen: Number of the last Reports read.
@@ -186,6 +187,7 @@ class Session:
     """
 
     __slots__ = (
+        "asked",
         "beat_seen",
         "connected",
         "connected_at",
@@ -227,6 +229,7 @@ class Session:
         self.token = token
         self.sdk = sdk
         self.connected_at = connected_at
+        self.asked = 0
         self.granted = 0
         self.connected = True
         self.reports_seen = 0

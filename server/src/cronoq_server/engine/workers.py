@@ -40,6 +40,7 @@ def joined(draft: Draft, event: WorkerJoined) -> None:
         draft.now.wall,
     )
     adopted = _resume(draft, session, event)
+    session.asked = event.slots
     session.granted = grantable(state, pool, event.slots)
     pool.granted += session.granted
     state.sessions[session.number] = session
@@ -61,14 +62,14 @@ def joined(draft: Draft, event: WorkerJoined) -> None:
     )
 
 
-def grantable(state: State, pool: Pool, asked: int) -> int:
-    """How many slots a session of this pool can be granted: the least of all bounds."""
+def grantable(state: State, pool: Pool, asked: int, has: int = 0) -> int:
+    """How many slots a session that has `has` can be granted: the least of all bounds."""
     settings = pool.settings
     granted = min(asked, state.settings.max_slots_per_worker)
     if settings.max_slots_per_worker is not None:
         granted = min(granted, settings.max_slots_per_worker)
     if settings.max is not None:
-        granted = min(granted, settings.max - pool.granted)
+        granted = min(granted, settings.max - pool.granted + has)
     return max(0, granted)
 
 
@@ -132,8 +133,10 @@ def lost(draft: Draft, event: WorkerLost) -> None:
 def _disconnect(draft: Draft, session: Session) -> None:
     """A session without a stream is zero capacity."""
     session.connected = False
-    draft.state.pools[session.pool].granted -= session.granted
+    pool = draft.state.pools[session.pool]
+    pool.granted -= session.granted
     session.granted = 0
+    draft.regrant[session.pool] = pool
     draft.state.placement.session_left(session.number)
 
 
@@ -145,6 +148,27 @@ def slots_set(draft: Draft, event: SlotsSet) -> None:
         return
     pool = state.pools[session.pool]
     pool.granted -= session.granted
+    session.asked = event.slots
     session.granted = grantable(state, pool, event.slots)
     pool.granted += session.granted
+    draft.regrant[session.pool] = pool
     draft.touched[session.number] = session
+
+
+def top_up(draft: Draft) -> None:
+    """Hands slots that were given back to sessions of a bounded pool that asked for more.
+
+    Those who joined first get theirs first. A worker is not told: it asked for as many.
+    """
+    for name, pool in draft.regrant.items():
+        if pool.settings.max is None or pool.granted >= pool.settings.max:
+            continue
+        for session in draft.state.sessions.values():
+            if session.pool != name or not session.connected:
+                continue
+            more = grantable(draft.state, pool, session.asked, session.granted)
+            if more > session.granted:
+                pool.granted += more - session.granted
+                session.granted = more
+                draft.touched[session.number] = session
+    draft.regrant.clear()
