@@ -363,12 +363,6 @@ class Occurrences:
                 continue
             if task_id in chronicle.redriven or other in chronicle.redriven:
                 continue
-            if any(
-                chronicle.has_ended(each) and not chronicle.attempt(each)
-                for each in chronicle.occurrences[name]
-                if min(task_id, other) < each < max(task_id, other)
-            ):
-                continue  # the one before has ended: it was cancelled or missed in its place
             self._known.broken(self.promise, f"{name}: {task_id} runs beside {other}")
 
     def judge_counts(self) -> None:

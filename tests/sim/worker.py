@@ -19,11 +19,13 @@ from cronoq_server.engine.effects import (
     Lease,
     NotJoined,
     Receipt,
+    Result,
 )
 from cronoq_server.engine.events import (
     CancelledByWorker,
     Completed,
     Failed,
+    GetOutput,
     HeartbeatsRead,
     Nacked,
     Report,
@@ -38,6 +40,9 @@ from tests.sim.clockwork import Entry
 if TYPE_CHECKING:
     from tests.sim.world import Process, World
 
+
+READS_PARENTS = 30
+"""How many of a hundred handlers with parents ask for an output of theirs."""
 
 HANGS = 10
 """How many of a hundred handlers with a timeout do not heed it."""
@@ -364,6 +369,24 @@ class Worker:
         report = self._outcome(lease, draw - temper.refuses)
         handler.end = world.timeline.after(length, lambda: self._end(handler, report))
         self._arm_beat(self._session)
+        if lease.parents and world.chance.randrange(100) < READS_PARENTS:
+            world.spawn(self._read_parent(lease, world.chance.choice(lease.parents)))
+
+    async def _read_parent(self, lease: Lease, parent: int) -> None:
+        """A handler asks for the output of a parent."""
+        process, session = self._process, self._session
+        if process is None or session is None or process.driver is None:
+            return
+        try:
+            answer = await process.driver.inbox.ask(
+                lambda call: GetOutput(call, session.number, lease.lease, parent)
+            )
+        except Refused:
+            return  # too late, or the store is out of reach
+        assert isinstance(answer, Result), answer
+        self.world.oracle.answers.saw(parent, answer.status, 0)
+        if answer.output is not None and not answer.output.startswith(b"%d/" % parent):
+            self.world.known.broken("an output is the one that was reported", f"{answer}")
 
     def _outcome(self, lease: Lease, draw: int) -> Report:
         temper = self.temper
