@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cronoq_server.app import engine_settings
+from cronoq_server.assembly import engine_settings
 from cronoq_server.config import Config
 from cronoq_server.engine import Completed, Engine, Lease, Step, Submit, SubmitMode, TaskSpec
 from cronoq_server.engine.effects import Dispatch

@@ -21,34 +21,20 @@ from cronoq_server.api.health_http import HealthServer
 from cronoq_server.api.listener import Listener, claim
 from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
-from cronoq_server.config import Address, Config, PoolConfig, ResourceConfig, StoreConfig
-from cronoq_server.engine import (
-    SECOND,
-    AutoscaleSettings,
-    Duration,
-    Engine,
-    EngineSettings,
-    Overflow,
-    PoolSettings,
-    ResourceSettings,
-    RetryPolicy,
-)
-from cronoq_server.ha import Outcome, Replica, ReplicaSettings, TermSettings
+from cronoq_server.assembly import engine_settings, replica_settings, store_settings, webhooks
+from cronoq_server.config import Address, Config
+from cronoq_server.engine import Engine
+from cronoq_server.ha import Outcome, Replica
 from cronoq_server.runtime import (
     Clock,
     Driver,
-    DriverSettings,
-    PruneSettings,
     Scalers,
     SystemChance,
     SystemClock,
-    Webhook,
     tame_gc,
 )
-from cronoq_server.stores import StoreSettings, open_store
+from cronoq_server.stores import open_store
 from cronoq_server.stores.base import Leadership, Store
-from cronoq_server.stores.pg_session import PostgresSettings
-from cronoq_server.stores.sqlite_file import SqliteSettings
 from cronoq_server.telemetry import configure
 
 CLOSE_GRACE_S: Final = 1.0
@@ -218,168 +204,3 @@ async def _until_signal(config: Config, announce: Callable[[Address], None]) -> 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     return await server.run(announce)
-
-
-# What the configuration means to the engine and the driver.
-
-
-def nanoseconds(seconds: float) -> Duration:
-    """Seconds of the configuration in the engine's unit."""
-    return round(seconds * SECOND)
-
-
-def webhooks(config: Config) -> list[Webhook]:
-    """Who is told how many slots pools want."""
-    return [
-        Webhook(pool.name, pool.scaler.webhook, os.environ.get(pool.scaler.token_env or "", ""))
-        for pool in config.pools
-        if pool.scaler.webhook is not None
-    ]
-
-
-def store_settings(config: Config) -> StoreSettings:
-    """Which store is opened, and how."""
-    store = config.store
-    sqlite = None
-    if store.kind == "sqlite":
-        assert store.path is not None
-        sqlite = SqliteSettings(
-            path=store.path,
-            full_sync=store.full_sync,
-            busy_timeout=nanoseconds(store.busy_timeout_s),
-            lease_ttl=nanoseconds(store.lease_ttl_s),
-            lease_renew=nanoseconds(store.lease_renew_s),
-            lock_poll=nanoseconds(store.lock_poll_s),
-        )
-    return StoreSettings(
-        kind=store.kind,
-        finished_max=config.limits.finished_max,
-        cache_bytes=config.outputs.cache_bytes,
-        sqlite=sqlite,
-        postgres=postgres_settings(store) if store.kind == "postgres" else None,
-    )
-
-
-def postgres_settings(store: StoreConfig) -> PostgresSettings:
-    """How a PostgreSQL store is reached."""
-    database = store.database()
-    assert database is not None
-    return PostgresSettings(
-        url=database,
-        lock_url=store.lock_url or "",
-        schema=store.schema,
-        lock_poll=nanoseconds(store.lock_poll_s),
-        keepalive=nanoseconds(store.keepalive_s),
-        session_timeout=nanoseconds(store.session_timeout_s),
-        commit_timeout=nanoseconds(store.commit_timeout_s),
-    )
-
-
-def replica_settings(config: Config) -> ReplicaSettings:
-    """What a replica is told."""
-    store = config.store
-    return ReplicaSettings(
-        driver=driver_settings(config),
-        term=term_settings(config),
-        prune=PruneSettings(
-            keep=nanoseconds(store.keep_finished_s),
-            interval=nanoseconds(store.prune_interval_s),
-            batch=store.prune_batch,
-        ),
-        grace=nanoseconds(config.server.shutdown_grace_s),
-    )
-
-
-def term_settings(config: Config) -> TermSettings:
-    """How leadership is sought and kept over the configured store."""
-    store = config.store
-    poll = nanoseconds(store.lock_poll_s)
-    if store.kind == "sqlite":
-        # Nobody takes the lease before it has been silent for its whole time.
-        trust = nanoseconds(store.lease_ttl_s - store.lease_renew_s)
-        return TermSettings(poll, nanoseconds(store.lease_renew_s), trust)
-    if store.kind == "postgres":
-        # The database frees the lock of a silent session after this, and a check may rest on
-        # one that is a keepalive old.
-        trust = nanoseconds(store.session_timeout_s - 2 * store.keepalive_s)
-        return TermSettings(poll, nanoseconds(store.keepalive_s), trust)
-    return TermSettings(poll, keepalive=None)
-
-
-def engine_settings(config: Config, leadership: Leadership, store: Store) -> EngineSettings:
-    """What an engine is told at the start of a leadership."""
-    limits = config.limits
-    return EngineSettings(
-        pools=tuple(pool_settings(pool) for pool in config.pools),
-        resources=tuple(resource_settings(resource) for resource in config.resources),
-        epoch=leadership.epoch,
-        high_water=leadership.high_water,
-        max_pending_total=limits.max_pending_total,
-        max_slots_per_worker=limits.max_slots_per_worker,
-        key_retention=nanoseconds(limits.key_retention_s),
-        finished_max=limits.finished_max,
-        max_list=limits.max_list,
-        store_remembers=store.capabilities.remembers,
-        catch_up_max=limits.catch_up_max,
-        catch_up_window=nanoseconds(limits.catch_up_window_s),
-        backfill_max=limits.backfill_max,
-    )
-
-
-def pool_settings(pool: PoolConfig) -> PoolSettings:
-    """One pool's rules."""
-    return PoolSettings(
-        name=pool.name,
-        max=pool.max,
-        max_pending=pool.max_pending,
-        overflow=Overflow(pool.overflow),
-        lease_ttl=nanoseconds(pool.lease_ttl_s),
-        retry=RetryPolicy(
-            max_attempts=pool.retry.max_attempts,
-            initial_backoff=nanoseconds(pool.retry.initial_backoff_s),
-            multiplier=pool.retry.multiplier,
-            max_backoff=nanoseconds(pool.retry.max_backoff_s),
-            jitter=pool.retry.jitter,
-        ),
-        default_duration=nanoseconds(pool.default_duration_s),
-        max_slots_per_worker=pool.max_slots_per_worker,
-        fair_share=pool.fair_share,
-        tenant_weights=pool.tenant_weights,
-        await_unknown_dependencies=nanoseconds(pool.await_unknown_dependencies_s),
-        reservable_fraction=pool.reservable_fraction,
-        max_hold=nanoseconds(pool.max_hold_s),
-        autoscale=AutoscaleSettings(
-            min=pool.min,
-            target_utilization=pool.autoscale.target_utilization,
-            drain_time=nanoseconds(pool.autoscale.drain_time_s),
-            interval=nanoseconds(pool.autoscale.interval_s),
-            stabilization_window=nanoseconds(pool.autoscale.stabilization_window_s),
-            cooldown=nanoseconds(pool.autoscale.cooldown_s),
-            max_step_up=pool.autoscale.max_step_up,
-            max_step_down=pool.autoscale.max_step_down,
-        ),
-    )
-
-
-def resource_settings(resource: ResourceConfig) -> ResourceSettings:
-    """One resource's rules."""
-    return ResourceSettings(
-        name=resource.name,
-        kind=resource.kind,
-        permits=resource.permits or 0,
-        rate=resource.rate or 0.0,
-        burst=resource.burst or 0,
-        per_value=resource.per_value,
-    )
-
-
-def driver_settings(config: Config) -> DriverSettings:
-    """What a driver is told."""
-    limits = config.limits
-    return DriverSettings(
-        commit_timeout=nanoseconds(config.store.commit_timeout_s),
-        retention=nanoseconds(config.store.retention_s),
-        batch_mutations_max=limits.max_batch_mutations,
-        queued_max=limits.max_queued_reports,
-        watch_buffer=limits.watch_buffer,
-    )

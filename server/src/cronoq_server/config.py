@@ -417,6 +417,19 @@ def parse(text: str, source: str = "configuration") -> Config:
         what, _, where = str(error).rpartition(" (at ")
         path = where.rstrip(")") if what else "TOML"
         raise ConfigError(source, [Problem(path, what or str(error))]) from error
+    return read(document, source)
+
+
+def read(document: Mapping[str, Any], source: str = "configuration") -> Config:
+    """Reads a configuration from tables, as TOML would give them.
+
+    Args:
+        document: The tables.
+        source: What messages call them.
+
+    Raises:
+        ConfigError: They have mistakes; all of them are named.
+    """
     problems: list[Problem] = []
     config = _table(Config, document, "", problems)
     if config is not None:
