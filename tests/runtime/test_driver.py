@@ -563,6 +563,20 @@ class TestEndings:
             assert rig.scripted.closed
             assert not is_ready(rig)
 
+    async def test_whoever_stops_a_leader_that_is_cancelled_twice_sees_its_end(self) -> None:
+        """The second one hits it while it lets go of everything."""
+        async with scripted() as rig:
+            rig.store.hold()
+            rig.submit()
+            await settle()
+            stopping = asyncio.create_task(rig.driver.stop(seconds(1)))
+            await settle()
+            rig.running.cancel()
+            await asyncio.sleep(0)
+            rig.running.cancel()
+            await rig.clock.advance(seconds(5))
+            assert stopping.done()
+
     async def test_what_never_entered_is_refused_as_not_executed(self) -> None:
         """The caller may go to another server at once."""
         async with scripted(batch_mutations_max=1) as rig:

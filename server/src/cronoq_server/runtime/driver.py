@@ -437,14 +437,18 @@ class Driver:
             self._alarm.cancel()
         if ending is not Ending.STOPPED:
             self.sessions.shutdown("this server leads no more", not_leader=True)
-        await self._writer.abandon()
-        await self._lookups.abandon()
-        if ending is not Ending.FENCED:
-            await within(self.clock, after(self.clock.now(), LAST_COMMIT), self._give_up_term())
-        self.sessions.shutdown("the server has stopped", not_leader=True)
-        self._engine.close()
-        self._progress.set()
-        self._ended.set()
+        try:
+            await self._writer.abandon()
+            await self._lookups.abandon()
+            if ending is not Ending.FENCED:
+                last = after(self.clock.now(), LAST_COMMIT)
+                await within(self.clock, last, self._give_up_term())
+            self.sessions.shutdown("the server has stopped", not_leader=True)
+        finally:
+            # Also if this is cancelled in its turn: whoever waits for the end must see it.
+            self._engine.close()
+            self._progress.set()
+            self._ended.set()
 
     async def _give_up_term(self) -> None:
         try:
