@@ -70,7 +70,7 @@ PARTS = (
     check("proto lint", "just", "proto-lint"),
     check("proto breaking", "just", "proto-breaking"),
     tests("tidy", "tests/tidy"),
-    tests("server", "tests/test_config.py", "tests/test_telemetry.py"),
+    tests("server", "tests/test_config.py", "tests/test_embedded.py", "tests/test_telemetry.py"),
     tests("engine", "tests/engine"),
     tests("stores", "tests/stores"),
     tests("runtime", "tests/runtime"),

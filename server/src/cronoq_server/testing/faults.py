@@ -91,12 +91,18 @@ class ManualClock(Clock):
         self._pass(by)
         self._ring_due()
 
-    async def advance(self, by: Duration) -> None:
+    async def advance(
+        self, by: Duration = 0, *, hours: float = 0, minutes: float = 0, seconds: float = 0
+    ) -> None:
         """Lets time pass, stopping at each alarm on the way until everything has come to rest.
 
         Args:
-            by: Nanoseconds.
+            by: Nanoseconds, to which the rest is added.
+            hours: Hours.
+            minutes: Minutes.
+            seconds: Seconds.
         """
+        by += round((hours * 3600 + minutes * 60 + seconds) * SECOND)
         end = self._mono + by
         await settle()
         while True:
