@@ -560,6 +560,23 @@ class TestLostWorkers:
             found = await view(rig, task_id)
             assert (found.status, found.attempt) == (Status.SUCCEEDED, 1)
 
+    async def test_slots_that_come_later_are_used_without_cutting_the_worker_off(self) -> None:
+        """A worker that found its pool full is given the slots of the one that leaves."""
+        pools = (PoolSettings("default", max=1),)
+        async with real(engine={"pools": pools}) as rig:
+            first = rig.join()
+            await settle()
+            second = rig.join()
+            (answer,) = await done(second.outbound())
+            assert isinstance(answer, Joined)
+            assert answer.slots == 0
+
+            first.lost(clean=True)
+            admitted = await done(rig.submit(task()))
+
+            (lease,) = await leases(second)
+            assert [lease.task_id] == admitted.ids
+
 
 async def succeed(rig: Rig) -> Rig:
     """Another replica on the same disk, which believes this one gone."""

@@ -88,7 +88,9 @@ class Session:
         "token",
     )
 
-    def __init__(self, sessions: Sessions, inbox: Inbox, number: int, token: bytes) -> None:
+    def __init__(
+        self, sessions: Sessions, inbox: Inbox, number: int, token: bytes, slots: int
+    ) -> None:
         self.number = number
         self.token = token
         self.on_cut_off: Callable[[], object] | None = None
@@ -98,7 +100,7 @@ class Session:
         self._receipt: Receipt | None = None
         self._leases_queued = 0
         self._aborts_queued = 0
-        self._slots = 0
+        self._slots = slots
         self._over = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -169,8 +171,6 @@ class Session:
             if self._aborts_queued > self._slots:
                 self._cut_off(effect)
                 return
-        elif kind is Joined:
-            self._slots = effect.slots  # type: ignore[union-attr]
         if kind is Receipt:
             self._receipt = effect  # type: ignore[assignment]
         else:
@@ -235,9 +235,11 @@ class Sessions:
             raise Refused(self._refusal)
         self._number += 1
         token = secrets.token_bytes(TOKEN_BYTES)
-        session = Session(self, self._inbox, self._number, token)
+        event = joined(self._number, token)
+        # Fewer may be granted at first, but as many as were asked for may come later.
+        session = Session(self, self._inbox, self._number, token, event.slots)
         self._open[session.number] = session
-        self._inbox.tell(joined(session.number, token))
+        self._inbox.tell(event)
         return session
 
     def deliver(self, number: int, effect: Effect) -> None:
