@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -109,8 +110,9 @@ class Bench:
             for _ in range(part // BATCH):
                 await self.write(BATCH, prune=PRUNE_LIMIT if ended > retained else 0)
                 ended += BATCH if ended <= retained else BATCH - PRUNE_LIMIT
-            report = {"lives_per_s": round(part / self.commit_s)}
-            reports.append(report | await self.size())
+            report = {"lives_per_s": round(part / self.commit_s)} | await self.size()
+            print(report, file=sys.stderr, flush=True)
+            reports.append(report)
         return reports
 
     async def recover(self) -> dict[str, Any]:
@@ -168,7 +170,7 @@ async def _leading(settings: StoreSettings, place: str) -> AsyncIterator[Bench]:
 
 
 @asynccontextmanager
-async def opened(kind: str) -> AsyncIterator[Bench]:
+async def opened(kind: str, segment_rows: int) -> AsyncIterator[Bench]:
     """A fresh store of this kind that leads, durable as it is by default."""
     if kind == "memory":
         async with _leading(StoreSettings(kind), "") as bench:
@@ -181,7 +183,8 @@ async def opened(kind: str) -> AsyncIterator[Bench]:
                 yield bench
     else:
         with running_cluster(fsync=True) as cluster:
-            settings = StoreSettings(kind, postgres=PostgresSettings(cluster.url))
+            own = PostgresSettings(cluster.url, segment_rows=segment_rows)
+            settings = StoreSettings(kind, postgres=own)
             async with _leading(settings, cluster.url) as bench:
                 yield bench
 
@@ -198,7 +201,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                 for layout in LAYOUTS
             ]
         return result
-    async with opened(options.store) as bench:
+    async with opened(options.store, options.segment_rows) as bench:
         result["lives"] = [await bench.lives(options.lives, size) for size in sizes]
         result |= await bench.size()
         if options.pending:
@@ -219,6 +222,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--pending", type=int, default=0, help="tasks to recover")
     parser.add_argument("--churn", type=int, default=0, help="lives with pruning")
     parser.add_argument("--retained", type=int, default=200_000, help="ended tasks kept in churn")
+    parser.add_argument(
+        "--segment-rows", type=int, default=500_000, help="tasks in a segment (PostgreSQL)"
+    )
     parser.add_argument(
         "--layouts", action="store_true", help="compare layouts of PostgreSQL tables instead"
     )

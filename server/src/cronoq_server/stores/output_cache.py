@@ -5,6 +5,7 @@ Only what was committed is put here. An output that its store forgets must be fo
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from cronoq_server.engine.mutations import Output, OutputStored
@@ -22,7 +23,8 @@ class OutputCache:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._kept: dict[int, Output] = {}
+        # A plain dictionary walks over the gaps at its front each time that the oldest is asked for.
+        self._kept: OrderedDict[int, Output] = OrderedDict()
 
     def put(self, outputs: Iterable[OutputStored]) -> None:
         """Keeps outputs that were just committed; the oldest ones make room."""
@@ -32,7 +34,7 @@ class OutputCache:
             kept[stored.task_id] = Output(stored.output, stored.content_type)
             self._bytes += len(stored.output) + _OVERHEAD
         while self._bytes > self._bytes_max and kept:
-            self.drop(next(iter(kept)))
+            self._bytes -= len(kept.popitem(last=False)[1].content) + _OVERHEAD
 
     def split(self, ids: Sequence[int]) -> tuple[dict[int, Output], list[int]]:
         """The outputs that are here, and the ids to ask the store about."""
