@@ -1,9 +1,10 @@
 """What the whole system does: a server, Python workers and a Python client, in processes.
 
-Four parts, one after the other on the same server:
+Three parts, one after the other on the same server:
 
     tasks     handed in by submit_many, run by workers, every status and output delivered back and
-              checked: tasks per second, from the first submission to the last result
+              checked: tasks per second, from the first submission to the last result; the median of
+              a few rounds
     idle      one task at a time: how long submit takes, and until its handler starts
     submits   single submit calls by many callers at once, for a pool that nobody works for, and
               once more for one with workers
@@ -42,7 +43,6 @@ WARM_UP_TASKS = 2_000
 SWEEP_SIZES = (1, 3, 10, 30, 100, 300, 1000)
 SWEEP_TASKS_PER_SIZE = 300
 SWEEP_TASKS_MIN = 3_000
-SWEEP_ROUNDS = 3
 SWEEP = "throughput-by-batch"
 
 
@@ -57,6 +57,7 @@ class Options:
     slots: int
     idle_tasks: int
     pending: int
+    rounds: int
 
 
 def _specs(
@@ -106,24 +107,28 @@ async def fill_up(system: System, options: Options) -> None:
             await client.submit_many(_specs(first, count, options.payload, "quiet"))
 
 
-async def measure_tasks(system: System, options: Options) -> dict[str, float]:
+async def measure_tasks(system: System, options: Options) -> dict[str, Any]:
     """The first part: throughput, and what each process spends on it."""
     processes = {"server": (system.server,), "workers": system.workers, "client": (os.getpid(),)}
+    rates = []
     async with cronoq.Client(system.address) as client:
         await run_tasks(client, WARM_UP_TASKS, options.payload)
         before = {name: cpu_seconds(*pids) for name, pids in processes.items()}
-        seconds = await run_tasks(client, options.tasks, options.payload)
+        for _ in range(options.rounds):
+            seconds = await run_tasks(client, options.tasks, options.payload)
+            rates.append(round(options.tasks / seconds))
+            if len(rates) == 1:
+                memory = resident_mb(system.server)
+    thousands = options.tasks * options.rounds / 1000
     cpu = {
-        f"{name}_cpu_s_per_1000": round(
-            (cpu_seconds(*pids) - before[name]) / options.tasks * 1000, 4
-        )
+        f"{name}_cpu_s_per_1000": round((cpu_seconds(*pids) - before[name]) / thousands, 4)
         for name, pids in processes.items()
     }
     return {
-        "tasks_per_s": round(options.tasks / seconds),
-        "seconds": round(seconds, 2),
+        "tasks_per_s": round(statistics.median(rates)),
+        "tasks_per_s_by_round": rates,
         **cpu,
-        "rss_mb": round(resident_mb(system.server), 1),
+        "rss_mb": round(memory, 1),
     }
 
 
@@ -192,7 +197,8 @@ async def sweep(system: System, options: Options) -> list[dict[str, int]]:
         async with cronoq.Client(system.address, max_tasks_per_batch=size) as client:
             await run_tasks(client, size, options.payload)
             rates = [
-                count / await run_tasks(client, count, options.payload) for _ in range(SWEEP_ROUNDS)
+                count / await run_tasks(client, count, options.payload)
+                for _ in range(options.rounds)
             ]
         rows.append({"batch": size, "tasks": count, "tasks_per_s": round(statistics.median(rates))})
     return rows
@@ -203,6 +209,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="./justw bench e2e", description=__doc__)
     parser.add_argument("--store", default="memory", help="memory, sqlite, or as the server has it")
     parser.add_argument("--tasks", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3, help="of that many tasks")
     parser.add_argument("--workers", type=int, default=2, help="worker processes")
     parser.add_argument("--slots", type=int, default=500, help="slots of each worker")
     parser.add_argument("--payload", type=int, default=200, help=f"bytes, at least {MARK_BYTES}")

@@ -73,7 +73,8 @@ def _e2e() -> str:
     ]
     setting = (
         f"{backlog['workers']} workers with {backlog['slots']} slots each, payload of "
-        f"{backlog['payload']} bytes; latencies are p50 / p99. SQLite syncs each commit to disk."
+        f"{backlog['payload']} bytes. Tasks/s is the median of {backlog['rounds']} rounds, "
+        "latencies are p50 / p99. SQLite syncs each commit to disk."
     )
     origins = "\n".join(
         f"- {name}: {_origin(result)}" for name, result in zip(rows[0][1:], results, strict=False)
