@@ -23,7 +23,7 @@ class OutputCache:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        # A plain dictionary walks over the gaps at its front each time that the oldest is asked for.
+        # A plain dictionary walks over the gaps at its front whenever the oldest is asked for.
         self._kept: OrderedDict[int, Output] = OrderedDict()
 
     def put(self, outputs: Iterable[OutputStored]) -> None:
