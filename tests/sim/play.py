@@ -107,7 +107,14 @@ class Play:
     # --- the whole -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Trouble, healing, judgement."""
+        """Trouble, healing, judgement; or as far as it gets before a promise is broken."""
+        whole = self.world.spawn(self._whole())
+        broken = self.world.spawn(self.world.is_broken.wait())
+        await asyncio.wait([whole, broken], return_when=asyncio.FIRST_COMPLETED)
+        whole.cancel()
+        broken.cancel()
+
+    async def _whole(self) -> None:
         world, draw = self.world, self.draw
         world.start(0)
         world.timeline.after(SECOND, lambda: world.start(1))

@@ -108,6 +108,7 @@ class Worker:
         self._session: Session | None = None
         self._outgoing: list[Callable[[Session], object]] = []
         self._is_joined = False
+        self._hung = False
         self._most = 0
         self._ttl: Duration = 0
         self._token = b""
@@ -171,7 +172,7 @@ class Worker:
         world = self.world
         self._process, self._session = process, session
         self._last_session = session
-        self._is_joined = False
+        self._is_joined = self._hung = False
         self._outgoing.clear()
         self._broken = broken = world.loop.create_future()
         process.links[self] = lambda: self.break_stream(False)
@@ -239,6 +240,7 @@ class Worker:
     def freeze(self, duration: Duration) -> None:
         """The worker hangs: it neither beats nor reports nor reads."""
         self.frozen_until = self.world.timeline.now + duration
+        self._hung = True
 
     def set_slots(self, slots: int) -> None:
         """The worker offers other slots."""
@@ -301,6 +303,8 @@ class Worker:
         elif isinstance(effect, Joined):
             self._joined(session, effect)
         elif isinstance(effect, NotJoined | Dropped):
+            if isinstance(effect, Dropped) and not self._hung:
+                self.world.known.broken("a worker that reads is not cut off", self.name)
             return False
         elif isinstance(effect, ShutdownNotice):
             return not effect.not_leader
@@ -308,7 +312,8 @@ class Worker:
 
     def _joined(self, session: Session, joined: Joined) -> None:
         self._is_joined = True
-        self._most = max(joined.slots, 0)
+        # Fewer may be granted at first; the others come when there are some.
+        self._most = max(joined.slots, self.slots)
         self._ttl = joined.lease_ttl
         self._token = joined.token
         self._last_heard = self.world.timeline.now

@@ -75,6 +75,7 @@ class WatchedEngine(Engine):
     def restore(self, recovered: Iterable[RecoveredChunk], now: Now) -> Step:
         """See `Engine.restore`."""
         chunks = list(recovered)
+        self._world.note_step()
         step = super().restore(chunks, now)
         self._world.tail.append(Taken(self._state.settings.epoch, now, (), step))
         self._accounts.restored(step)
@@ -214,6 +215,7 @@ class World:
         leader: The process that serves, as far as callers can tell.
         oracle: Watches over the promises.
         tail: The last steps of all engines.
+        is_broken: Set at the first violation.
         evidence: The last steps before the first violation.
         terms: How many leaderships began to serve.
         faults: What went wrong on purpose, by kind.
@@ -240,7 +242,8 @@ class World:
         self.known = self.oracle.known
         self.tail: deque[Taken] = deque(maxlen=TAIL)
         self.evidence: list[Taken] = []
-        self.known.first = lambda: self.evidence.extend(self.tail)
+        self.is_broken = asyncio.Event()
+        self.known.first = self._break
         self.terms = 0
         self.faults: dict[str, int] = {}
         self.lossy = 0
@@ -253,6 +256,10 @@ class World:
         self._numbers = 0
         self._steps = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
+
+    def _break(self) -> None:
+        self.evidence = list(self.tail)
+        self.is_broken.set()
 
     # --- tasks and time --------------------------------------------------------------------------
 
