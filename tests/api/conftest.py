@@ -21,6 +21,7 @@ from cronoq_server._proto import (
     workers_pb2_grpc,
 )
 from cronoq_server.app import Server
+from cronoq_server.runtime import Clock
 from cronoq_server.stores.base import Store
 
 ANY_PORT = (
@@ -110,9 +111,11 @@ class Edge:
 
 
 @asynccontextmanager
-async def serving(text: str = "", store: Store | None = None) -> AsyncIterator[Edge]:
+async def serving(
+    text: str = "", store: Store | None = None, clock: Clock | None = None
+) -> AsyncIterator[Edge]:
     """A server with this configuration on top of a free port."""
-    server = Server(configuration.parse(ANY_PORT + text), store=store)
+    server = Server(configuration.parse(ANY_PORT + text), store=store, clock=clock)
     ready = asyncio.Event()
     running = asyncio.create_task(server.run(lambda _: ready.set()))
     waiting = asyncio.create_task(ready.wait())

@@ -10,9 +10,12 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
+
+import msgspec
 
 from cronoq_server import __version__
 from cronoq_server.api.gate import Gate
@@ -21,6 +24,7 @@ from cronoq_server.api.health_http import HealthServer
 from cronoq_server.api.listener import Listener, claim
 from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
+from cronoq_server.api.testing_api import ClockService
 from cronoq_server.assembly import engine_settings, replica_settings, store_settings, webhooks
 from cronoq_server.config import Address, Config
 from cronoq_server.engine import Engine
@@ -33,6 +37,7 @@ from cronoq_server.runtime import (
     SystemClock,
     tame_gc,
 )
+from cronoq_server.runtime.manual_clock import ManualClock
 from cronoq_server.stores import open_store
 from cronoq_server.stores.base import Leadership, Store
 from cronoq_server.telemetry import configure
@@ -62,7 +67,8 @@ class Server:
 
         Args:
             config: What to serve.
-            clock: Where time comes from; this machine's if not given.
+            clock: Where time comes from; this machine's if not given. One that is moved by hand
+                may be moved over gRPC.
             store: Where state is kept; the one of the configuration if not given.
 
         Raises:
@@ -74,15 +80,18 @@ class Server:
         self._config = config
         self._clock = clock or SystemClock()
         self._store = store or open_store(store_settings(config))
-        self._replica = Replica(
-            self._store, self._clock, self._engine, replica_settings(config), self
-        )
+        settings = replica_settings(config)
+        if isinstance(clock, ManualClock):
+            # A grace time that does not pass would never be over.
+            settings = msgspec.structs.replace(settings, grace=0)
+        self._replica = Replica(self._store, self._clock, self._engine, settings, self)
         self.leader = self._replica.leader
         reader = SpecReader(config.limits, [pool.name for pool in config.pools])
         service = Service(config.limits, Gate(config.limits), self.leader)
-        self._listener = Listener(
-            self.address, config.limits, lambda: all_handlers(service, reader)
-        )
+        handlers = all_handlers(service, reader)
+        if isinstance(clock, ManualClock):
+            handlers.append(ClockService(clock, self.leader).handler())
+        self._listener = Listener(self.address, config.limits, lambda: handlers)
         self._health = HealthServer(config.server.http_addr, lambda: self._replica.ready)
         self._announce: Callable[[Address], None] = lambda _: None
 
@@ -160,7 +169,7 @@ class Server:
             )
 
 
-def run(config: Config, announce: Callable[[Address], None]) -> int:
+def run(config: Config, announce: Callable[[Address], None], *, test_clock: bool = False) -> int:
     """Serves in this process until a signal, and returns the exit code.
 
     SIGTERM and SIGINT shut down in order; a second one ends the process at once.
@@ -168,14 +177,16 @@ def run(config: Config, announce: Callable[[Address], None]) -> int:
     Args:
         config: What to serve.
         announce: Called with the address when calls are served.
+        test_clock: Whether time stands still until somebody moves it over gRPC.
 
     Raises:
         AddressInUse: Somebody else listens there.
+        Unusable: The store must not be used as it is set up.
     """
     writer = configure(config.server.log_level, config.server.log_format)
     try:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            return runner.run(_until_signal(config, announce))
+            return runner.run(_until_signal(config, announce, test_clock))
     finally:
         writer.finish()
 
@@ -189,8 +200,14 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-async def _until_signal(config: Config, announce: Callable[[Address], None]) -> int:
-    server = Server(config)
+async def _until_signal(
+    config: Config, announce: Callable[[Address], None], test_clock: bool
+) -> int:
+    clock = None
+    if test_clock:
+        clock = ManualClock(time.time_ns(), time.monotonic_ns())
+        log.warning("time stands still until a test moves it", extra={"action": "test_clock_used"})
+    server = Server(config, clock=clock)
     loop = asyncio.get_running_loop()
     signals = 0
 

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.check:
         print(f"{given.config or 'the default configuration'} is right")
         return OK
-    return _serve(config)
+    return _serve(config, test_clock=given.test_clock)
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -73,6 +73,11 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--insecure-no-auth",
         action="store_true",
         help="listen beyond this machine although nobody is asked who they are",
+    )
+    parser.add_argument(
+        "--test-clock",
+        action="store_true",
+        help="time stands still until a test moves it; with the memory store only",
     )
     parser.add_argument("--version", action="version", version=f"cronoq-server {__version__}")
     return parser.parse_args(arguments)
@@ -109,6 +114,9 @@ def configured(given: argparse.Namespace) -> Config:
         for name, address in (("grpc_addr", server.grpc_addr), ("http_addr", server.http_addr))
         if not (server.insecure_no_auth or address.is_loopback)
     ]
+    if given.test_clock and store.kind != "memory":
+        # Leases and locks of shared stores pass by the time of the machine.
+        problems.append(Problem("--test-clock", f"does not go with a {store.kind} store"))
     if problems:
         raise ConfigError(str(given.config or "command line"), problems)
     return dataclasses.replace(config, server=server, store=store)
@@ -136,13 +144,17 @@ def _store(store: StoreConfig, text: str) -> StoreConfig:
     return dataclasses.replace(store, **named)  # type: ignore[arg-type]
 
 
-def _serve(config: Config) -> int:
+def _serve(config: Config, *, test_clock: bool) -> int:
     from cronoq_server import app
     from cronoq_server.api.listener import AddressInUse
     from cronoq_server.stores.base import Unusable
 
     try:
-        return app.run(config, lambda address: print(f"serving gRPC on {address}", flush=True))
+        return app.run(
+            config,
+            lambda address: print(f"serving gRPC on {address}", flush=True),
+            test_clock=test_clock,
+        )
     except AddressInUse as error:
         print(f"cronoq-server: {error}", file=sys.stderr)
         return ADDRESS_IN_USE

@@ -38,6 +38,7 @@ ACTIONS = frozenset(
         "store_recovered",
         "store_rejected",
         "stream_refused",
+        "test_clock_used",
         "worker_cut_off",
         "worker_joined",
         "worker_lost",

@@ -8,9 +8,10 @@ from cronoq_server.engine.events import Submit, SubmitMode, WorkerJoined
 from cronoq_server.engine.model import EngineSettings, PoolSettings, Status, TaskSpec
 from cronoq_server.engine.mutations import OutputStored, StatusChanged, TaskInserted
 from cronoq_server.engine.timers import NEVER
+from cronoq_server.runtime.manual_clock import MANUAL_START
 from cronoq_server.stores.base import Batch
 
-EPOCH_START = 1_700_000_000_000_000_000
+EPOCH_START = MANUAL_START
 """A wall instant (Unix nanoseconds) for tests to begin at."""
 
 
