@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cronoq_server.engine.gates import Demand
 from cronoq_server.engine.placement import Placement, PoolRules, Waiting
-from cronoq_server.engine.resources import ResourceRules, Resources
+from cronoq_server.engine.placement.gates import Demand
+from cronoq_server.engine.placement.resources import ResourceRules, Resources
 from tests.bench.environment import describe, print_result
 
 SECOND = 10**9

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 
 from cronoq_server.engine.placement import Placement, PoolRules, Waiting
-from cronoq_server.engine.resources import NANO, ResourceRules, Resources
+from cronoq_server.engine.placement.resources import NANO, ResourceRules, Resources
 from tests.engine.placement_reference import (
     Mismatch,
     Reference,

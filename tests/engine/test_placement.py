@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cronoq_server.engine.gates import IDLE_DEMANDS_MAX
-from cronoq_server.engine.holds import Hold
-from cronoq_server.engine.kinetic import Tournament
-from cronoq_server.engine.lines import Line
 from cronoq_server.engine.placement import Placement, PoolRules, Waiting
-from cronoq_server.engine.resources import NANO, ResourceRules, Resources
+from cronoq_server.engine.placement.gates import IDLE_DEMANDS_MAX
+from cronoq_server.engine.placement.holds import Hold
+from cronoq_server.engine.placement.kinetic import Tournament
+from cronoq_server.engine.placement.lines import Line
+from cronoq_server.engine.placement.resources import NANO, ResourceRules, Resources
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cronoq_server.engine.placement import Placement, PoolRules, Waiting
-from cronoq_server.engine.resources import NANO, Resource, ResourceRules, Resources
+from cronoq_server.engine.placement.resources import NANO, Resource, ResourceRules, Resources
 
 
 def bucket(rate: int, burst: int, mono: int = 0) -> tuple[Resources, Resource]:

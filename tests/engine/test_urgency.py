@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cronoq_server.engine.gates import SHADOW
 from cronoq_server.engine.placement import Waiting
-from cronoq_server.engine.urgency import FOREVER, POINT, SECOND, piece, rush_of, score
+from cronoq_server.engine.placement.gates import SHADOW
+from cronoq_server.engine.placement.urgency import FOREVER, POINT, SECOND, piece, rush_of, score
 
 NOW = 1_700_000_000 * SECOND
 

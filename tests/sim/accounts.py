@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from cronoq_server.engine.effects import Dispatch, Lease
 from cronoq_server.engine.model import PENDING, Now, Status
 from cronoq_server.engine.mutations import TaskInserted
-from cronoq_server.engine.resources import NANO
-from cronoq_server.engine.rows import STARTED
+from cronoq_server.engine.placement.resources import NANO
+from cronoq_server.engine.placement.rows import STARTED
+from cronoq_server.engine.placement.turns import COST_MIN
+from cronoq_server.engine.placement.urgency import score
 from cronoq_server.engine.state import WEIGHT_ONE, State, Task
-from cronoq_server.engine.turns import COST_MIN
-from cronoq_server.engine.urgency import score
 
 if TYPE_CHECKING:
     from cronoq_server.engine.engine import Engine, Step

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from cronoq_server.engine import admission, attempts, ids, recovery, workers
-from cronoq_server.engine.resources import Resources
-from cronoq_server.engine.rows import Row
+from cronoq_server.engine.placement.resources import Resources
+from cronoq_server.engine.placement.rows import Row
 from cronoq_server.engine.timers import TimerHeap
 
 if TYPE_CHECKING:

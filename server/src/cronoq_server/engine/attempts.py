@@ -30,6 +30,7 @@ from cronoq_server.engine.events import (
 from cronoq_server.engine.lifecycle import Cause
 from cronoq_server.engine.model import Duration, Outcome, PastAttempt
 from cronoq_server.engine.mutations import OutputStored
+from cronoq_server.engine.placement import score
 from cronoq_server.engine.policies import (
     RETRY_AFTER_MAX,
     backoff,
@@ -45,7 +46,6 @@ from cronoq_server.engine.state import (
     TimerKind,
     Total,
 )
-from cronoq_server.engine.urgency import score
 
 NACKS_MAX = 5
 """An attempt may be refused this often; the next refusal fails it."""

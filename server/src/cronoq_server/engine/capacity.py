@@ -18,7 +18,7 @@ from cronoq_server.engine.mutations import (
     ResourceResized,
     TasksPruned,
 )
-from cronoq_server.engine.resources import Resource, ResourceRules
+from cronoq_server.engine.placement import Resource, ResourceRules
 from cronoq_server.engine.state import State
 from cronoq_server.engine.timers import NEVER
 

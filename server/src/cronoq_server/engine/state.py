@@ -26,7 +26,6 @@ from cronoq_server.engine.autoscale import Autoscaler
 from cronoq_server.engine.bookings import Bookings
 from cronoq_server.engine.cron import Calendar
 from cronoq_server.engine.events import Scope, Submit
-from cronoq_server.engine.gates import Demand
 from cronoq_server.engine.index import IdIndex, Postings
 from cronoq_server.engine.model import (
     DEFAULT_RETRY,
@@ -45,10 +44,17 @@ from cronoq_server.engine.model import (
     TaskSpec,
 )
 from cronoq_server.engine.mutations import ResourceResized, StoredSchedule
-from cronoq_server.engine.placement import Placement, PoolRules, Waiting
+from cronoq_server.engine.placement import (
+    NANO,
+    Demand,
+    Placement,
+    PoolRules,
+    ResourceRules,
+    Resources,
+    Waiting,
+)
 from cronoq_server.engine.policies import Chance, effective_retry
 from cronoq_server.engine.quality import Quality
-from cronoq_server.engine.resources import NANO, ResourceRules, Resources
 from cronoq_server.engine.timers import ExpiryList, Node, TimerHeap
 
 _UNSTARTED = (Status.BLOCKED, Status.SCHEDULED, Status.READY)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cronoq_server.engine.roster import HELD_BIT, Roster, Session
+from cronoq_server.engine.placement.roster import HELD_BIT, Roster, Session
 
 if TYPE_CHECKING:
-    from cronoq_server.engine.placement import Waiting
+    from cronoq_server.engine.placement.placement import Waiting
 
 
 class Hold:

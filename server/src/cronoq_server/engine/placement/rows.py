@@ -21,7 +21,7 @@ from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cronoq_server.engine.placement import Waiting
+    from cronoq_server.engine.placement.placement import Waiting
 
 # Values of `Waiting.p_at` that are no place in a row.
 OUT = -1

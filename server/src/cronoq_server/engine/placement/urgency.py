@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from cronoq_server.engine.placement import Waiting
+    from cronoq_server.engine.placement.placement import Waiting
 
 POINT = 10**15
 SECOND = 1_000_000_000

@@ -10,8 +10,8 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cronoq_server.engine.placement import Waiting
-    from cronoq_server.engine.urgency import Rush
+    from cronoq_server.engine.placement.placement import Waiting
+    from cronoq_server.engine.placement.urgency import Rush
 
 _DEAD_MIN = 64
 

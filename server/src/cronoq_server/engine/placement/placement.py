@@ -20,14 +20,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from cronoq_server.engine.gates import HOLDER, NOBODY, Demand
-from cronoq_server.engine.halls import Hall, PoolRules, is_waiting
-from cronoq_server.engine.openings import Openings
-from cronoq_server.engine.passes import Passes
-from cronoq_server.engine.resources import Resources
-from cronoq_server.engine.roster import Session
-from cronoq_server.engine.rows import HOT, OUT, STARTED
-from cronoq_server.engine.urgency import Rush, rush_of
+from cronoq_server.engine.placement.gates import HOLDER, NOBODY, Demand
+from cronoq_server.engine.placement.halls import Hall, PoolRules, is_waiting
+from cronoq_server.engine.placement.openings import Openings
+from cronoq_server.engine.placement.passes import Passes
+from cronoq_server.engine.placement.resources import Resources
+from cronoq_server.engine.placement.roster import Session
+from cronoq_server.engine.placement.rows import HOT, OUT, STARTED
+from cronoq_server.engine.placement.urgency import Rush, rush_of
 
 __all__ = ["Demand", "Placement", "PoolRules", "Waiting"]
 

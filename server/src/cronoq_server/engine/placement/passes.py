@@ -23,16 +23,16 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, TypeAlias
 
-from cronoq_server.engine.gates import HOLDER, NOBODY, Demand
-from cronoq_server.engine.halls import PRIORITIES, Hall, Queue
-from cronoq_server.engine.lines import Line
-from cronoq_server.engine.resources import Needs, Resource, Resources
-from cronoq_server.engine.rows import HOT, STARTED
-from cronoq_server.engine.urgency import SECOND, score
+from cronoq_server.engine.placement.gates import HOLDER, NOBODY, Demand
+from cronoq_server.engine.placement.halls import PRIORITIES, Hall, Queue
+from cronoq_server.engine.placement.lines import Line
+from cronoq_server.engine.placement.resources import Needs, Resource, Resources
+from cronoq_server.engine.placement.rows import HOT, STARTED
+from cronoq_server.engine.placement.urgency import SECOND, score
 
 if TYPE_CHECKING:
-    from cronoq_server.engine.openings import Openings
-    from cronoq_server.engine.placement import Waiting
+    from cronoq_server.engine.placement.openings import Openings
+    from cronoq_server.engine.placement.placement import Waiting
 
 ELDER_AGE = 60 * SECOND
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias, Union
 
-from cronoq_server.engine.urgency import FOREVER, piece
+from cronoq_server.engine.placement.urgency import FOREVER, piece
 
 if TYPE_CHECKING:
-    from cronoq_server.engine.placement import Waiting
+    from cronoq_server.engine.placement.placement import Waiting
 
 _EXPIRED = -FOREVER
 _EMPTY = -1

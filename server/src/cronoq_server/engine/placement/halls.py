@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from cronoq_server.engine.gates import NOBODY, Gates
-from cronoq_server.engine.holds import Holds
-from cronoq_server.engine.lines import Line
-from cronoq_server.engine.resources import Resources
-from cronoq_server.engine.roster import Roster
-from cronoq_server.engine.rows import HOT, OUT, STARTED, Patients
-from cronoq_server.engine.turns import Turns
+from cronoq_server.engine.placement.gates import NOBODY, Gates
+from cronoq_server.engine.placement.holds import Holds
+from cronoq_server.engine.placement.lines import Line
+from cronoq_server.engine.placement.resources import Resources
+from cronoq_server.engine.placement.roster import Roster
+from cronoq_server.engine.placement.rows import HOT, OUT, STARTED, Patients
+from cronoq_server.engine.placement.turns import Turns
 
 if TYPE_CHECKING:
-    from cronoq_server.engine.placement import Waiting
-    from cronoq_server.engine.urgency import Rush
+    from cronoq_server.engine.placement.placement import Waiting
+    from cronoq_server.engine.placement.urgency import Rush
 
 PRIORITIES = (1, 2, 3, 4)  # critical, high, normal, low
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from cronoq_server.engine.unions import UnionTree
+from cronoq_server.engine.placement.unions import UnionTree
 
 HELD = 0
 HELD_BIT = 1

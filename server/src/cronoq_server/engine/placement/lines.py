@@ -18,13 +18,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from cronoq_server.engine.gates import SHADOW, Demand, Gate
-from cronoq_server.engine.kinetic import Finals, Tournament
-from cronoq_server.engine.rows import HOT, OUT, Row, place_of
-from cronoq_server.engine.urgency import score
+from cronoq_server.engine.placement.gates import SHADOW, Demand, Gate
+from cronoq_server.engine.placement.kinetic import Finals, Tournament
+from cronoq_server.engine.placement.rows import HOT, OUT, Row, place_of
+from cronoq_server.engine.placement.urgency import score
 
 if TYPE_CHECKING:
-    from cronoq_server.engine.placement import Waiting
+    from cronoq_server.engine.placement.placement import Waiting
 
 _DONE_MAX = 64
 

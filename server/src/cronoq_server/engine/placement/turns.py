@@ -20,11 +20,11 @@ from collections.abc import Mapping
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, TypeAlias
 
-from cronoq_server.engine.lines import Line
+from cronoq_server.engine.placement.lines import Line
 
 if TYPE_CHECKING:
-    from cronoq_server.engine.gates import Demand
-    from cronoq_server.engine.placement import Waiting
+    from cronoq_server.engine.placement.gates import Demand
+    from cronoq_server.engine.placement.placement import Waiting
 
 BLOCK_MAX = 32
 IDLE_MAX = 1024  # tenants without tasks whose tags are remembered

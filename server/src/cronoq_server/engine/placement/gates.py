@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cronoq_server.engine.resources import Needs, Resource, Resources
-from cronoq_server.engine.roster import HELD_BIT, Profile, Roster
-from cronoq_server.engine.unions import UnionTree
+from cronoq_server.engine.placement.resources import Needs, Resource, Resources
+from cronoq_server.engine.placement.roster import HELD_BIT, Profile, Roster
+from cronoq_server.engine.placement.unions import UnionTree
 
 IDLE_DEMANDS_MAX = 256
 
