@@ -1,5 +1,7 @@
 """A client that remembers every acknowledgement, a worker that remembers every attempt, a judge.
 
+A watch is open all the while, and has to see the end of every task.
+
 The load goes on while a test does its worst; afterwards what was promised is compared with what
 is there.
 """
@@ -23,12 +25,13 @@ class Load:
     Attributes:
         acknowledged: Keys by id, in the order of the acknowledgements.
         attempts: How often each attempt (task, number) was begun.
+        seen: Ids of the tasks whose end the watch has seen.
     """
 
     def __init__(self, address: str) -> None:
         self.acknowledged: dict[int, str] = {}
         self.attempts: Counter[tuple[int, int]] = Counter()
-        self._address = address
+        self.seen: set[int] = set()
         self._number = 0
         self._finishing = False
         self._more = asyncio.Condition()
@@ -39,24 +42,38 @@ class Load:
 
     async def __aenter__(self) -> Load:
         self._worker.start()
+        self._watching = asyncio.create_task(self._watch())
+        while not self.seen:  # the watch may not stand yet
+            await (await self._submit_one()).wait()
+        self._unwatched = set(self.acknowledged)
         self._tasks = [asyncio.create_task(self._submit()) for _ in range(SUBMITTERS)]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
+        for task in (*self._tasks, self._watching):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, self._watching, return_exceptions=True)
         await self._worker.stop(drain_timeout=0)
         await self._client.close()
 
-    async def _submit(self) -> None:
-        while not self._finishing:
-            self._number += 1
-            key = f"task-{self._number}"
-            handle = await self._client.submit("work", self._number, key=key)
-            assert self.acknowledged.setdefault(handle.id, key) == key
+    async def _watch(self) -> None:
+        async for event in self._client.watch():
+            self.seen.add(event.id)
             async with self._more:
                 self._more.notify_all()
+
+    async def _submit(self) -> None:
+        while not self._finishing:
+            await self._submit_one()
+
+    async def _submit_one(self) -> cronoq.TaskHandle:
+        self._number += 1
+        key = f"task-{self._number}"
+        handle = await self._client.submit("work", self._number, key=key)
+        assert self.acknowledged.setdefault(handle.id, key) == key
+        async with self._more:
+            self._more.notify_all()
+        return handle
 
     async def _work(self, number: int, attempt: cronoq.Attempt) -> int:
         self.attempts[attempt.task_id, attempt.number] += 1
@@ -92,3 +109,8 @@ class Load:
             for task_id, key in self.acknowledged.items()
         )
         assert max(self.attempts.values()) == 1, "an attempt was begun twice"
+        watched = set(ids) - self._unwatched
+        async with self._more:
+            await self._more.wait_for(lambda: self.seen >= watched or self._watching.done())
+        if self._watching.done():
+            self._watching.result()

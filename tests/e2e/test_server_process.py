@@ -166,6 +166,16 @@ async def test_wrong_configuration_is_an_exit_code(tmp_path: Path) -> None:
     assert "limit: unknown key; the nearest one is 'limits'" in errors
 
 
+async def test_unusable_store_ends_the_start(tmp_path: Path) -> None:
+    """A store that must not be used is an error that says why, not a server that waits."""
+    path = tmp_path / "missing" / "q.db"
+    code, _, errors = await outcome(
+        await start("--grpc-addr", "127.0.0.1:0", "--store", f"sqlite:{path}")
+    )
+    assert code == 1
+    assert f"the store can't be used: {path.parent}: there is no such directory" in errors
+
+
 async def test_version_is_told() -> None:
     """`--version` names program and version."""
     code, output, _ = await outcome(await start("--version"))

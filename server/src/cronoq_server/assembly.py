@@ -101,7 +101,8 @@ def term_settings(config: Config) -> TermSettings:
     if store.kind == "sqlite":
         # Nobody takes the lease before it has been silent for its whole time.
         trust = nanoseconds(store.lease_ttl_s - store.lease_renew_s)
-        return TermSettings(poll, nanoseconds(store.lease_renew_s), trust)
+        # A check renews what is older than `lease_renew_s`; twice as often, so that none is missed.
+        return TermSettings(poll, nanoseconds(store.lease_renew_s / 2), trust)
     if store.kind == "postgres":
         # The database frees the lock of a silent session after this, and a check may rest on
         # one that is a keepalive old.

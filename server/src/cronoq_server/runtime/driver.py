@@ -196,6 +196,9 @@ class Driver:
                 await self._bell.wait()
                 self._bell.clear()
                 self._release(self._take_durable())
+        except StoreError:
+            self._engine.close()
+            raise
         finally:
             await self._writer.abandon()
         self._recovered = True
