@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 EVERY = 20
 """All live tasks are counted after every so many steps."""
 
+UNSTARTED = (Status.BLOCKED, Status.SCHEDULED, Status.READY)
+
+CUT = 10
+"""With so few occurrences in one decision, a schedule may need more than one."""
+
 LOOK_EVERY = 2
 """The order of starts is judged in every so many steps that start something."""
 
@@ -120,6 +125,7 @@ class Accounts:
         self._check_shares(started)
         if self._steps % EVERY == 0:
             self._count_all()
+            self._check_timers(now)
 
     def _check_ids(self, step: Step) -> None:
         """Before they are written: an id that is there already would never be accepted."""
@@ -356,6 +362,30 @@ class Accounts:
         parked = [call for pool in state.pools.values() for call in pool.parked]
         if not state.parked.keys() <= set(parked):
             self._broken("no parked caller is lost", f"{list(state.parked)} in {parked}")
+
+    def _check_timers(self, now: Now) -> None:
+        """After a step nothing is due any more: whatever was, has happened."""
+        state = self._state
+        for task in state.tasks.values():
+            due = 0
+            if task.status == Status.SCHEDULED and task.due_at is not None:
+                due = task.due_at
+            elif task.status == Status.RETRYING:
+                due = task.backoff_until - now.mono + now.wall
+            if not task.attempt and task.status in UNSTARTED and task.expires_at is not None:
+                due = min(due, task.expires_at) if due else task.expires_at
+            if due and due <= now.wall:
+                self._broken("what is due happens", f"{task.id}, {task.status}, at {due}")
+        for name, schedule in state.schedules.items():
+            at = schedule.due_at
+            if at is not None and at <= now.wall and state.settings.catch_up_max > CUT:
+                self._broken("what is due happens", f"schedule {name}, at {at}")
+        for leases in state.lease_lists.values():
+            if leases.next() + state.ttl_shift <= now.mono:
+                self._broken("what is due happens", "a lease has expired")
+        for timeouts in state.timeout_lists.values():
+            if timeouts.next() <= now.mono:
+                self._broken("what is due happens", "a timeout is over")
 
     def _check_idle(self, pool: str) -> None:
         """No slot stays empty while a task waits that fits it and wants nothing else."""
