@@ -35,6 +35,7 @@ class Node:
     """One replica with its own handle on a disk.
 
     Attributes:
+        leads: Set while it leads.
         replica: What is tested.
         roles: What it has been, in order.
         store: Fails when the test says so.
@@ -50,6 +51,7 @@ class Node:
     ) -> None:
         self.store = FaultyStore(MemoryStore(disk, remembers=True))
         self.roles: list[str] = []
+        self.leads = asyncio.Event()
         self.replica = Replica(
             self.store,
             clock,
@@ -71,9 +73,11 @@ class Node:
     async def leading(self, driver: Driver) -> AsyncIterator[None]:
         """Notes when it leads and when it ceases to."""
         self.roles.append(f"leads {driver.leadership.epoch}")
+        self.leads.set()
         try:
             yield
         finally:
+            self.leads.clear()
             self.roles.append("steps down")
 
     async def stand_by(self) -> None:

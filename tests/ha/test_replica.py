@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
+
 import pytest
 
-from cronoq_server.engine.model import SECOND, ErrorReason, Status
+from cronoq_server.engine.engine import Engine, Step
+from cronoq_server.engine.model import SECOND, ErrorReason, Now, Status
+from cronoq_server.engine.mutations import RecoveredChunk
 from cronoq_server.ha import Outcome
 from cronoq_server.ha import replica as replicas
-from cronoq_server.runtime import Refused, after
+from cronoq_server.runtime import Refused, after, driver
 from cronoq_server.stores.memory import MemoryDisk
 from cronoq_server.testing.faults import Fault, ManualClock, settle
+from tests.ha import rig
 from tests.ha.rig import Node, eventually
 
 
@@ -163,28 +169,60 @@ async def test_stop_during_recovery_gives_the_term_back(
     assert node.roles == []
 
 
+async def test_large_recovery_leaves_the_event_loop_free(
+    disk: MemoryDisk, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many tasks are taken over in a thread, so that the lease is kept meanwhile."""
+    threads: list[str] = []
+
+    class Watched(Engine):
+        """Notes where it is rebuilt."""
+
+        def restore(self, recovered: Iterable[RecoveredChunk], now: Now) -> Step:
+            """As ever."""
+            threads.append(threading.current_thread().name)
+            return super().restore(recovered, now)
+
+    monkeypatch.setattr(rig, "Engine", Watched)
+    monkeypatch.setattr(driver, "RESTORED_INLINE", 2)
+    for submits in (2, 1, 0):
+        node = Node(disk, clock)
+        node.start()
+        await node.leads.wait()
+        for _ in range(submits):
+            task_id = await node.submit()
+        assert await node.status(task_id) == Status.READY
+        await node.stop()
+    main = threading.main_thread().name
+    assert [thread == main for thread in threads] == [True, True, False]
+
+
 @pytest.mark.parametrize("companion", ["Keeper", "Pruner"])
+@pytest.mark.parametrize("lived", [0, SECOND])
 async def test_dead_companion_never_leaves_a_leader_half_alive(
-    disk: MemoryDisk, clock: ManualClock, companion: str, monkeypatch: pytest.MonkeyPatch
+    disk: MemoryDisk,
+    clock: ManualClock,
+    companion: str,
+    lived: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A defect beside the driver ends the process, after it gave the leadership back."""
 
     class Broken(getattr(replicas, companion)):  # type: ignore[misc]
-        """Dies after a second."""
+        """Dies after a while."""
 
         async def run(self) -> None:
             """Fails as no foresight would have it."""
-            await clock.sleep_until(after(clock.now(), SECOND))
+            await clock.sleep_until(after(clock.now(), lived))
             raise LookupError("a defect, on purpose")
 
     monkeypatch.setattr(replicas, companion, Broken)
     node = Node(disk, clock)
     node.start()
-    await settle()
-    assert node.is_ready()
     await clock.advance(2 * SECOND)
     assert node.running is not None
+    assert node.running.done()
     with pytest.raises(LookupError, match="on purpose"):
         await node.running
-    assert node.roles[:2] == ["leads 1", "steps down"]
+    assert node.roles[-1:] != ["leads 1"]
     assert disk.holder is None

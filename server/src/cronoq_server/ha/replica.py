@@ -164,7 +164,11 @@ class Replica:
         driver = Driver(engine, self._store, leadership, self._clock, self._settings.driver)
         keeping = asyncio.create_task(keeper.run(), name="keeper")
         try:
-            ending = await self._recover(driver, keeping)
+            try:
+                ending = await self._recover(driver, keeping)
+            except BaseException:  # a defect, or the end of it all: let others lead
+                await self._release(leadership)
+                raise
             if ending is not None:
                 await self._give_up(leadership, ending)
                 return ending
@@ -223,11 +227,14 @@ class Replica:
 
     async def _give_up(self, leadership: Leadership, ending: Ending) -> None:
         """Lets others try, and waits a little: they may be luckier."""
-        with contextlib.suppress(StoreError):  # the term runs out by itself
-            await self._store.release_leadership(leadership)
+        await self._release(leadership)
         if ending is not Ending.STOPPED:
             await self._stage.stand_by()
             await pause(self._clock, self._stopping, self._settings.term.poll)
+
+    async def _release(self, leadership: Leadership) -> None:
+        with contextlib.suppress(StoreError):  # the term runs out by itself
+            await self._store.release_leadership(leadership)
 
     # --- leading ---------------------------------------------------------------------------------
 
