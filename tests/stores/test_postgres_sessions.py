@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 
 import pytest
@@ -18,16 +19,17 @@ from cronoq_server.stores.base import (
 )
 from cronoq_server.stores.pg_session import PostgresSettings, connect, quoted, session_name
 from cronoq_server.stores.postgres import PostgresStore
-from cronoq_server.testing.builders import batch, changed, inserted
+from cronoq_server.testing.builders import batch, changed, inserted, output
 from cronoq_server.testing.store_suite import (
     acquire,
+    finished,
     ids,
     lead,
     opened,
     recovered,
     written,
 )
-from tests.stores.pg import Cluster
+from tests.stores.pg import Cluster, running_cluster
 from tests.stores.pg_place import PostgresPlace
 from tests.stores.proxy import Proxy
 
@@ -239,10 +241,66 @@ async def test_a_server_that_turned_read_only_is_unavailable(
     await store.commit(leadership, batch(2, inserted(2)))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT], ids=["stopped", "crashed"])
+async def test_a_server_that_comes_back_has_everything_and_wants_a_new_term(
+    number: signal.Signals,
+) -> None:
+    """While it is down the store is unavailable; its lock did not outlive it."""
+    with running_cluster(fsync=True) as own:
+        place = PostgresPlace(own)
+        store, leadership = await written(place, *finished(1), output(1), inserted(2))
+        own.stop(number)
+        for _ in range(2):
+            with pytest.raises((Unavailable, Fenced)):
+                await store.commit(leadership, batch(2, inserted(3)))
+        with pytest.raises(Unavailable):
+            await lead_soon(store)
+        own.start()
+        with pytest.raises(Fenced):
+            await store.commit(leadership, batch(2, inserted(3)))
+        again = await lead(store)
+        assert (again.epoch, again.position) == (leadership.epoch + 1, 1)
+        found = await recovered(store, again)
+        assert (ids(found.live), ids(found.finished)) == ([2], [1])
+        await place.close()
+
+
 async def test_a_server_that_is_gone_is_unavailable(place: PostgresPlace) -> None:
     """Nobody listens there."""
     with pytest.raises(Unavailable):
         await acquire(place.open_with(url="postgresql://nobody@127.0.0.1:1/none"))
+
+
+async def test_a_database_that_does_not_exist_is_no_outage(
+    place: PostgresPlace, cluster: Cluster
+) -> None:
+    """Nobody should wait for it."""
+    with pytest.raises(Unusable, match="does not exist"):
+        await acquire(place.open_with(url=cluster.tcp_url.replace("/postgres", "/nowhere")))
+
+
+async def test_rights_that_are_missing_are_told_before_leading_and_waited_for_afterwards(
+    place: PostgresPlace, cluster: Cluster
+) -> None:
+    """A leader whose rights were taken away gets them back, as a rule."""
+    await place.execute("CREATE ROLE guest LOGIN")
+    try:
+        url = cluster.url.replace("cronoq@", "guest@")
+        with pytest.raises(Unusable, match="permission denied"):
+            await acquire(place.open_with(url=url))
+        schema = quoted(place.settings.schema)
+        await place.execute(f"CREATE SCHEMA {schema} AUTHORIZATION guest")
+        store = place.open_with(url=url)
+        leadership = await lead(store)
+        await place.execute(f"REVOKE ALL ON SCHEMA {schema} FROM guest")
+        with pytest.raises(Unavailable):
+            await store.commit(leadership, batch(1, inserted(1)))
+        await place.execute(f"GRANT ALL ON SCHEMA {schema} TO guest")
+        await store.commit(leadership, batch(1, inserted(1)))
+    finally:
+        await place.close()
+        await place.execute("DROP OWNED BY guest")
+        await place.execute("DROP ROLE guest")
 
 
 async def test_a_url_that_is_none_is_told_so() -> None:

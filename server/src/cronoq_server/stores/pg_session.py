@@ -30,8 +30,14 @@ T = TypeVar("T")
 Connection: TypeAlias = Any
 """An `asyncpg.Connection`; the library has no types."""
 
-FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
-"""What a call of the library raises; a timeout is an OSError."""
+FAULTS = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+)
+"""What a call of the library raises. A timeout is an OSError; the internal error is what the first
+call hears after the server has said goodbye."""
 
 _POOLER = (
     "a connection pooler stands between this server and PostgreSQL, and would break its session "
@@ -164,6 +170,7 @@ def as_store_error(error: Exception) -> StoreError:
             asyncpg.PostgresConnectionError,
             asyncpg.AdminShutdownError,
             asyncpg.CrashShutdownError,
+            asyncpg.InternalClientError,
             ConnectionError,
         ),
     ):
@@ -171,7 +178,14 @@ def as_store_error(error: Exception) -> StoreError:
     if isinstance(error, (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)):
         column = getattr(error, "column_name", None) or getattr(error, "constraint_name", None)
         return Rejected(text, "Batch", column=column or "")
-    if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
+    if isinstance(
+        error,
+        (
+            asyncpg.InvalidAuthorizationSpecificationError,
+            asyncpg.InvalidCatalogNameError,
+            asyncpg.InsufficientPrivilegeError,
+        ),
+    ):
         return Unusable(text)
     if isinstance(error, asyncpg.InterfaceError):
         if isinstance(error, ValueError):  # a value that the library cannot encode
@@ -189,6 +203,7 @@ class Line:
         self._open = open_connection
         self._lock = asyncio.Lock()
         self._connection: Connection | None = None
+        self._is_proven = False
         self._closed = False
 
     async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
@@ -197,12 +212,18 @@ class Line:
         Raises:
             Unavailable: It could not be done now; its outcome may be unknown.
             Rejected: The server can never store what it writes.
+            Unusable: It never worked, and won't. Once it has, what looks like that may pass.
         """
         async with self._lock:
             try:
-                return await self._attempt(work)
-            except ConnectionLost:
-                return await self._attempt(work)
+                try:
+                    return await self._attempt(work)
+                except ConnectionLost:
+                    return await self._attempt(work)
+            except Unusable as error:
+                if self._is_proven:
+                    raise Unavailable(str(error)) from error
+                raise
 
     async def _attempt(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         if self._closed:
@@ -212,7 +233,7 @@ class Line:
         is_clean = False
         try:
             result = await work(self._connection)
-            is_clean = True
+            is_clean = self._is_proven = True
             return result
         except (*FAULTS, UnicodeError, OverflowError) as error:
             raise as_store_error(error) from error

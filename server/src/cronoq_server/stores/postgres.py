@@ -133,8 +133,8 @@ class PostgresStore:
     ) -> Leadership | None:
         """See `Store.acquire_leadership`."""
         settings, session = self._settings, self._session
-        if self._term is not None and session.is_held:
-            return None  # this very handle leads, and asking the lock again would grant it
+        if self._term is not None and await self._still_leads(self._term):
+            return None  # this very handle leads, and asking for the lock would grant it again
         if not self._is_migrated:
             await session.run(lambda db: migrate(db, settings.schema))
             self._is_migrated = True
@@ -151,6 +151,14 @@ class PostgresStore:
         self._segments = term.ledger.segments
         self._cache.clear()
         return term
+
+    async def _still_leads(self, term: PostgresLeadership) -> bool:
+        try:
+            await self._session.check()
+        except Fenced:
+            self._lose(term)
+            return False
+        return True
 
     async def _begin(self, holder: str, since: Instant) -> PostgresLeadership:
         """Raises the epoch, then goes on under its name."""

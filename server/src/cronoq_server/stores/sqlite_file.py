@@ -24,6 +24,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 """Types of file systems on which SQLite's journal does not work across hosts."""
 
 _CHECKPOINT_PAGES = 4000
+_JOURNAL_BYTES = 64 * 1024 * 1024
 _CACHE_KIB = 64 * 1024
 _STATEMENTS_CACHED = 256
 _VERSION_TABLE = """
@@ -71,7 +72,9 @@ def connect(settings: SqliteSettings) -> sqlite3.Connection:
         if mode != "wal":
             raise Unusable(f"{path}: this file system does not support SQLite's WAL journal")
         db.execute(f"PRAGMA synchronous = {'FULL' if settings.full_sync else 'NORMAL'}")
+        db.execute(f"PRAGMA fullfsync = {'ON' if settings.full_sync else 'OFF'}")  # for macOS
         db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        db.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES}")
         _migrate(db)
     except (sqlite3.Error, Unusable):
         db.close()
