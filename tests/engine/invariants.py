@@ -136,10 +136,11 @@ def _check_names(state: State) -> None:
         named = live.spec.key if live is not None else ended.key  # type: ignore[union-attr]
         assert named == key
     assert not state.tasks.keys() & state.finished.keys()
-    ids = state.index._ids
+    ids = list(state.index.walk(0, newest_first=False))
     assert ids == sorted(set(ids))
+    assert ids[::-1] == list(state.index.walk(0, newest_first=True))
     assert state.tasks.keys() <= set(ids)
-    assert len(ids) - state.index._dead == len(state.tasks)
+    assert len(ids) - sum(state.index._dead) == len(state.index) == len(state.tasks)
 
 
 def _check_lines(state: State) -> None:

@@ -40,7 +40,7 @@ def test_narrowest_list_holds_all_that_match(tasks: list[TaskSpec], data: st.Dat
         if data.draw(st.booleans()):
             gone = data.draw(st.sampled_from(sorted(living)))
             ended = living.pop(gone)
-            postings.left(ended)
+            postings.left(gone, ended)
     wanted = data.draw(filters)
     expected = [i for i, spec in living.items() if matches(spec, 3, wanted)]
     narrowest = postings.narrowest(wanted)
@@ -58,7 +58,7 @@ def test_what_nobody_has_any_more_is_forgotten() -> None:
         living[task_id] = spec
         postings.add(task_id, spec)
         del living[task_id]
-        postings.left(spec)
+        postings.left(task_id, spec)
         found = postings.narrowest(TaskFilter(kinds=(spec.kind,)))
         assert found is not None
         assert len(found) == 0

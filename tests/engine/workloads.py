@@ -187,7 +187,7 @@ class Workload:
         rng, ledger = self.random, self.world.ledger
         if ledger.rows and rng.random() < 0.6:
             known = list(ledger.rows)
-            return known[max(0, len(known) - 1 - int(rng.expovariate(0.2)))]
+            return known[max(0, len(known) - 1 - int(min(rng.expovariate(0.2), 1000)))]
         return rng.choice(KEYS)
 
     def _spec(self) -> TaskSpec:

@@ -1,8 +1,9 @@
 """The order of live tasks by id, for listings: appended to, never inserted into.
 
-Ids rise, so a list in order of admission is in order of id; what has ended stays in it as a dead
-entry until it is the last one, or half are dead. Only a redrive or a recovery brings an id back
-that is lower than the last: it is put in its place, which is rare and costs a move of memory.
+Ids rise, so lists in order of admission are in order of id. They are blocks of a bounded length:
+what has ended stays in its block as a dead entry until half of the block is dead, and then that
+block alone is rebuilt, so that no single end costs more than a block. Only a redrive or a recovery
+brings an id back that is lower than the last: it is put in its place within its block.
 """
 
 from __future__ import annotations
@@ -13,60 +14,94 @@ from typing import TypeAlias
 
 from cronoq_server.engine.model import TaskFilter, TaskSpec
 
-_REBUILD_MIN = 1024
+_BLOCK_MAX = 4096
 
 
 class IdIndex:
     """Ids in rising order, with dead ones among them."""
 
-    __slots__ = ("_dead", "_ids", "_living")
+    __slots__ = ("_block_max", "_blocks", "_dead", "_firsts", "_live", "_living")
 
-    def __init__(self, living: Container[int]) -> None:
-        """`living` tells which ids still count."""
-        self._ids: list[int] = []
-        self._dead = 0
+    def __init__(self, living: Container[int], block_max: int = _BLOCK_MAX) -> None:
+        """`living` tells which ids still count; a block has about `block_max` of them."""
+        self._block_max = block_max
+        self._blocks: list[list[int]] = []
+        self._firsts: list[int] = []  # a block has ids from its own first up to the next one's
+        self._dead: list[int] = []
+        self._live = 0
         self._living = living
 
     def __len__(self) -> int:
         """How many of them live."""
-        return len(self._ids) - self._dead
+        return self._live
 
     def add(self, task_id: int) -> None:
         """Notes a task that lives from now on."""
-        ids = self._ids
-        if not ids or task_id > ids[-1]:
-            ids.append(task_id)
-        elif ids[bisect_left(ids, task_id)] == task_id:
-            self._dead -= 1
+        self._live += 1
+        blocks = self._blocks
+        if not blocks or (task_id > blocks[-1][-1] and len(blocks[-1]) >= self._block_max):
+            self._begin(len(blocks), [task_id])
+        elif task_id > blocks[-1][-1]:
+            blocks[-1].append(task_id)
         else:
-            insort(ids, task_id)
+            self._put_back(task_id)
 
-    def left(self) -> None:
-        """Notes that one of them has ended; rebuilds when half are dead."""
-        self._dead += 1
-        ids, living = self._ids, self._living
-        while ids and ids[-1] not in living:
-            ids.pop()
-            self._dead -= 1
-        if self._dead > _REBUILD_MIN and self._dead * 2 > len(self._ids):
-            self._ids = [task_id for task_id in ids if task_id in living]
-            self._dead = 0
+    def _begin(self, at: int, ids: list[int]) -> None:
+        self._blocks.insert(at, ids)
+        self._firsts.insert(at, ids[0])
+        self._dead.insert(at, 0)
+
+    def _put_back(self, task_id: int) -> None:
+        """An id that is lower than the last, maybe there as a dead entry."""
+        at = max(0, bisect_right(self._firsts, task_id) - 1)
+        block = self._blocks[at]
+        place = bisect_left(block, task_id)
+        if place < len(block) and block[place] == task_id:
+            self._dead[at] -= 1
+            return
+        insort(block, task_id)
+        self._firsts[at] = block[0]
+        if len(block) > 2 * self._block_max:
+            self._begin(at + 1, block[self._block_max :])
+            del block[self._block_max :]
+            self._rebuild(at + 1)
+            self._rebuild(at)
+
+    def left(self, task_id: int) -> None:
+        """Notes that one of them has ended; rebuilds its block when half of it is dead."""
+        self._live -= 1
+        at = bisect_right(self._firsts, task_id) - 1
+        self._dead[at] += 1
+        if self._dead[at] * 2 > len(self._blocks[at]):
+            self._rebuild(at)
+
+    def _rebuild(self, at: int) -> None:
+        living = self._living
+        ids = [task_id for task_id in self._blocks[at] if task_id in living]
+        if ids:
+            self._blocks[at], self._firsts[at], self._dead[at] = ids, ids[0], 0
+        else:
+            del self._blocks[at], self._firsts[at], self._dead[at]
 
     def walk(self, after: int, newest_first: bool) -> Iterator[int]:
         """Ids behind a cursor, dead ones among them; 0 = from the beginning."""
-        ids = self._ids
+        blocks = self._blocks
         if newest_first:
-            at = bisect_left(ids, after) if after else len(ids)
-            for index in range(at - 1, -1, -1):
-                yield ids[index]
+            at = bisect_left(self._firsts, after) - 1 if after else len(blocks) - 1
+            for index in range(at, -1, -1):
+                block = blocks[index]
+                end = bisect_left(block, after) if after else len(block)
+                yield from reversed(block[:end])
         else:
-            for index in range(bisect_right(ids, after), len(ids)):
-                yield ids[index]
+            for index in range(max(0, bisect_right(self._firsts, after) - 1), len(blocks)):
+                block = blocks[index]
+                yield from block[bisect_right(block, after) :]
 
     def clear(self) -> None:
         """Forgets everything."""
-        self._ids.clear()
-        self._dead = 0
+        for each in (self._blocks, self._firsts, self._dead):
+            each.clear()
+        self._live = 0
 
 
 Fact: TypeAlias = tuple[str, str, str]
@@ -97,12 +132,12 @@ class Postings:
                 found = lists[fact] = IdIndex(self._living)
             found.add(task_id)
 
-    def left(self, spec: TaskSpec) -> None:
+    def left(self, task_id: int, spec: TaskSpec) -> None:
         """Notes that one of them has ended; what nobody has any more is dropped."""
         lists = self._lists
         for fact in _facts(spec):
             found = lists[fact]
-            found.left()
+            found.left(task_id)
             if not len(found):
                 del lists[fact]
 

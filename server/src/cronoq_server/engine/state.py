@@ -470,11 +470,11 @@ class State:
     def retire(self, task: Task) -> None:
         """Takes an ended task out of the tables of live ones."""
         del self.tasks[task.id]
-        self.index.left()
-        self.postings.left(task.spec)
+        self.index.left(task.id)
+        self.postings.left(task.id, task.spec)
         by_class = self.pools[task.spec.pool].by_class
         if by_class:
-            by_class[task.priority].left()
+            by_class[task.priority].left(task.id)
         if task.schedule:
             alive = self.occurrences[task.schedule]
             del alive[task.id]
