@@ -38,23 +38,21 @@ PARKED_MAX = 64
 Admitted = tuple[int, bool]
 
 
-class _Member:
-    """One caller's place in a request."""
+class _Member(asyncio.Future[Admitted]):
+    """One caller's place in a request: tells the task's id and whether it was there."""
 
-    __slots__ = ("ends_at", "future", "keyed")
+    __slots__ = ("ends_at", "keyed")
 
-    def __init__(self, future: asyncio.Future[Admitted], keyed: bool, ends_at: float) -> None:
-        self.future = future
-        self.keyed = keyed
-        self.ends_at = ends_at
+    ends_at: float
+    keyed: bool
 
     def settle(self, admitted: Admitted) -> None:
-        if not self.future.done():
-            self.future.set_result(admitted)
+        if not self.done():
+            self.set_result(admitted)
 
     def fail(self, error: CronoqError) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
+        if not self.done():
+            self.set_exception(error)
 
 
 class _Batch:
@@ -130,11 +128,13 @@ class SubmitCoalescer:
             moved.request.tasks.append(message)
             del tasks[-1]
             batch = moved
-        future: asyncio.Future[Admitted] = self._loop.create_future()
-        batch.members.append(_Member(future, bool(spec.key), ends_at))
+        member = _Member(loop=self._loop)
+        member.keyed = bool(spec.key)
+        member.ends_at = ends_at
+        batch.members.append(member)
         batch.size += size
         self._schedule()
-        return future
+        return member
 
     def expire(self, future: asyncio.Future[Admitted]) -> None:
         """Ends one caller's wait: its deadline has passed."""
@@ -167,7 +167,7 @@ class SubmitCoalescer:
             batch = self._queue.popleft()
             if batch is self._open:
                 self._open = None
-            batch.keep([not member.future.done() for member in batch.members])
+            batch.keep([not member.done() for member in batch.members])
             if batch.members:
                 self._in_flight += 1
                 self._spawn(self._send(batch))
@@ -196,8 +196,8 @@ class SubmitCoalescer:
         now = self._loop.time()
         for member in batch.members:
             if member.ends_at <= now:
-                self.expire(member.future)
-        batch.keep([not member.future.done() for member in batch.members])
+                self.expire(member)
+        batch.keep([not member.done() for member in batch.members])
         if not batch.members:
             return
         left = max(member.ends_at for member in batch.members) - now
@@ -253,7 +253,7 @@ class SubmitCoalescer:
         try:
             while self._parked:
                 member, message = self._parked.popleft()
-                if member.future.done():
+                if member.done():
                     continue
                 request = tasks_pb2.SubmitRequest(task=message)
                 await self._submit_one(member, request)
@@ -265,13 +265,13 @@ class SubmitCoalescer:
             self._caller.call(SUBMIT, request, idempotent=member.keyed, ends_at=member.ends_at)
         )
         # A caller that gives up takes its parked call with it.
-        member.future.add_done_callback(lambda _: call.cancel())
+        member.add_done_callback(lambda _: call.cancel())
         try:
             response = await call
         except CronoqError as error:
             member.fail(error)
         except asyncio.CancelledError:
-            if not member.future.done():
+            if not member.done():
                 raise
         else:
             member.settle((response.id, response.duplicate))

@@ -258,19 +258,21 @@ class Client(AdminCalls):
         ends_at = self._ends_at(call_deadline)
         shared = self._here()
         submits = shared.submits
-        places: list[tuple[TaskSpec, asyncio.Future[Admitted] | CronoqError]] = []
+        keys: list[str] = []
+        places: list[asyncio.Future[Admitted] | CronoqError] = []
         futures: list[asyncio.Future[Admitted]] = []
         timer = shared.loop.call_at(ends_at, submits.expire_all, futures)
         first_open = 0
         try:
             for spec in tasks:
+                keys.append(spec.key)
                 try:
                     future = submits.enqueue(spec, ends_at)
                 except CronoqError as error:
-                    places.append((spec, error))
+                    places.append(error)
                     continue
                 futures.append(future)
-                places.append((spec, future))
+                places.append(future)
                 while submits.queued > _FILL_AHEAD:
                     # Requests leave in order, so the oldest open task tells when there is room.
                     while first_open < len(futures) and futures[first_open].done():
@@ -278,22 +280,25 @@ class Client(AdminCalls):
                     if first_open == len(futures):
                         break  # What waits to be sent is other callers'.
                     await asyncio.wait((futures[first_open],))
-            return [await self._handle(spec, place) for spec, place in places]
+            for future in futures:
+                if not future.done():
+                    await asyncio.wait((future,))
         finally:
             timer.cancel()
             for future in futures:
                 future.cancel()
+        return [self._handle(key, place) for key, place in zip(keys, places, strict=True)]
 
-    async def _handle(
-        self, spec: TaskSpec, place: asyncio.Future[Admitted] | CronoqError
+    def _handle(
+        self, key: str, place: asyncio.Future[Admitted] | CronoqError
     ) -> TaskHandle | CronoqError:
         if isinstance(place, CronoqError):
             return place
         try:
-            task_id, duplicate = await place
+            task_id, duplicate = place.result()
         except CronoqError as error:
             return error
-        return TaskHandle(self, task_id, spec.key, duplicate)
+        return TaskHandle(self, task_id, key, duplicate)
 
     async def submit_batch(
         self, tasks: Sequence[TaskSpec], *, call_deadline: Seconds | None = None
