@@ -65,7 +65,8 @@ class Known:
         backfilled: Schedules of which a range was created by hand.
         asked_delete: Tasks, or keys, that callers wanted to be deleted.
         bulk: Whether anything was done in bulk so far.
-        jumped: Whether a wall clock was ever set.
+        set_forward: Whether a wall clock was ever set forward: a new leader may then take what
+            ended for long past.
         first: Called right before the first violation is noted.
         set_back: Whether one was ever set back.
     """
@@ -84,7 +85,7 @@ class Known:
         self.backfilled: dict[str, None] = {}
         self.asked_delete: dict[TaskRef, None] = {}
         self.bulk = False
-        self.jumped = False
+        self.set_forward = False
         self.set_back = False
         self.first: Callable[[], object] = lambda: None
         self.pools = {pool.name: pool for pool in settings.pools}
@@ -255,7 +256,7 @@ class Keys:
     def _is_retained(self, other: int, now: int, row: TaskInserted, chronicle: Chronicle) -> bool:
         known = self._known
         ended = self._ended_at.get(other)
-        if ended is None or other in chronicle.deleted or known.jumped:
+        if ended is None or other in chronicle.deleted or known.set_forward:
             return False
         if len(chronicle.rows) > known.settings.finished_max:
             return False
@@ -283,7 +284,7 @@ class Edges:
                 continue
             if change.status == Status.RUNNING and change.attempt == 1:
                 for edge in spec.dependencies:
-                    if known.jumped and not known.settings.store_remembers:
+                    if known.set_forward and not known.settings.store_remembers:
                         continue  # a parent may have been forgotten, which counts as satisfied
                     if not self._held(edge.target, edge.condition):
                         known.broken(self.promise, f"task {task_id} started before {edge}")

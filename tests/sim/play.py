@@ -47,6 +47,8 @@ FAULTS_MIN = 5
 TASKS_MIN = 300
 
 LONG_JUMPS = (2 * 3600 * SECOND, -2 * 3600 * SECOND, 26 * 3600 * SECOND)
+BOTH = 2
+
 SHORT_JUMPS = (5 * SECOND, 90 * SECOND, 1500 * SECOND, -3 * SECOND, -60 * SECOND, -600 * SECOND)
 
 
@@ -481,9 +483,10 @@ class Play:
         self.world.count("clock jump")
         jump = self.chance.choice(LONG_JUMPS if self.chance.random() < 0.3 else SHORT_JUMPS)
         which = self.chance.randrange(3)
-        for index in range(2):
-            if which in (index, 2):
-                self.world.set_wall(index, jump)
+        if which == BOTH:
+            self.world.set_walls(jump)
+        else:
+            self.world.set_wall(which, jump)
 
     async def _top_up_faults(self) -> None:
         """A seed whose faults found nobody to hit gets some more."""

@@ -373,10 +373,19 @@ class World:
 
     def set_wall(self, index: int, by: int) -> None:
         """Somebody sets a machine's wall clock."""
-        self.known.jumped = True
         self.known.set_back = self.known.set_back or by < 0
         machine = self.machines[index]
         machine.set_wall(machine.offset + by)
+        # For a new leader on the other machine, what was set back here is set forward there.
+        apart = self.machines[0].offset - self.machines[1].offset
+        self.known.set_forward = self.known.set_forward or by > 0 or abs(apart) > SECOND
+
+    def set_walls(self, by: int) -> None:
+        """Somebody sets the wall clocks of all machines."""
+        self.known.set_forward = self.known.set_forward or by > 0
+        self.known.set_back = self.known.set_back or by < 0
+        for machine in self.machines:
+            machine.set_wall(machine.offset + by)
 
     async def close(self) -> None:
         """Ends everything, without caring how."""
