@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,12 @@ from cronoq_server import (
 from cronoq_server.config import ConfigError
 from cronoq_server.embedded import MemoryStore, PostgresStore
 from cronoq_server.engine import ErrorReason, Status, TaskFilter
+from cronoq_server.runtime import WatchFilter
 from cronoq_server.stores.base import Unusable
 from cronoq_server.stores.memory import MemoryDisk
 from cronoq_server.stores.memory import MemoryStore as Handle
 from cronoq_server.testing import Fault, FaultyStore, ManualClock
+from tests.stores.pg import running_cluster
 from tools.quickstart import ROOT, read_programs
 
 EMBEDDING = ROOT / "docs/guide/embedding.md"
@@ -216,6 +219,33 @@ async def test_file_outlives_the_process(tmp_path: Path) -> None:
     store = SqliteStore(path)
     async with Scheduler(pools=[Pool("default", str.upper)], store=store) as scheduler:
         assert await scheduler.result(task) == "KEPT"
+
+
+async def test_database_outlives_the_process() -> None:
+    """The same over PostgreSQL."""
+    with running_cluster() as database:
+        store = PostgresStore(database.tcp_url, {"schema": "embedded"})
+        async with Scheduler(pools=[Pool("default")], store=store) as scheduler:
+            task = await scheduler.submit("kept")
+        async with Scheduler(pools=[Pool("default", str.upper)], store=store) as scheduler:
+            assert await scheduler.result(task) == "KEPT"
+
+
+async def test_changes_are_watched() -> None:
+    """Every transition of a task is told in order; an unknown one is refused."""
+    clock = ManualClock()
+    async with Scheduler(pools=[Pool("default", str.upper)], clock=clock) as scheduler:
+        task = await scheduler.submit("x", delay=3600)
+        wanted = WatchFilter(ids=(task,), all_transitions=True)
+        async with aclosing(scheduler.watch(wanted)) as changes:
+            first = asyncio.ensure_future(anext(changes))
+            await clock.advance(hours=1)
+            seen = [await first, await anext(changes), await anext(changes)]
+        statuses = [event.status for event in seen]
+        assert statuses == [Status.READY, Status.RUNNING, Status.SUCCEEDED]
+        with pytest.raises(SchedulerError) as caught:
+            await anext(scheduler.watch(WatchFilter(ids=(12345,))))
+        assert reason(caught) is ErrorReason.TASK_UNKNOWN
 
 
 async def test_second_scheduler_waits_until_it_leads(tmp_path: Path) -> None:

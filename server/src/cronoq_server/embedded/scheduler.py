@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
+
+import msgspec
 
 from cronoq_server import config as configuration
 from cronoq_server._proto import admin_pb2
@@ -28,7 +30,12 @@ from cronoq_server.api.admin_service import AdminService
 from cronoq_server.api.gate import Gate
 from cronoq_server.api.service import ANONYMOUS, Service
 from cronoq_server.api.specs import SpecReader
-from cronoq_server.assembly import engine_settings, replica_settings, store_settings
+from cronoq_server.assembly import (
+    engine_settings,
+    nanoseconds,
+    replica_settings,
+    store_settings,
+)
 from cronoq_server.embedded.executor import Executor, Handler
 from cronoq_server.embedded.values import TaskOptions, decode, message_of
 from cronoq_server.engine import (
@@ -37,14 +44,22 @@ from cronoq_server.engine import (
     ErrorReason,
     Result,
     Status,
+    StatusEvent,
     SubmitMode,
     TaskFilter,
     TaskRef,
     TaskSpec,
     TaskView,
 )
-from cronoq_server.ha import Outcome, Replica
-from cronoq_server.runtime import Clock, Driver, Refused, SystemChance, SystemClock
+from cronoq_server.ha import Outcome, Replica, TermSettings
+from cronoq_server.runtime import (
+    Clock,
+    Driver,
+    Refused,
+    SystemChance,
+    SystemClock,
+    WatchFilter,
+)
 from cronoq_server.stores import open_store
 from cronoq_server.stores.base import Leadership, Store
 
@@ -157,9 +172,10 @@ class Scheduler:
         self._pools = tuple(pools)
         own = store is None or isinstance(store, MemoryStore | SqliteStore | PostgresStore)
         self._store: Store = open_store(store_settings(config)) if own else store  # type: ignore[assignment]
-        self._replica = Replica(
-            self._store, self._clock, self._engine, replica_settings(config), self
-        )
+        rules = replica_settings(config)
+        if not own:
+            rules = msgspec.structs.replace(rules, term=_shared_term(config))
+        self._replica = Replica(self._store, self._clock, self._engine, rules, self)
         self._reader = SpecReader(config.limits, [pool.name for pool in config.pools])
         self._service = Service(config.limits, Gate(config.limits), self._replica.leader)
         self._admin = AdminService(self._service)
@@ -362,7 +378,7 @@ class Scheduler:
         with _refusals():
             return await self._service.delete(ANONYMOUS, target)
 
-    async def list(self, wanted: TaskFilter | None = None) -> AsyncIterator[TaskView]:
+    async def list(self, wanted: TaskFilter | None = None) -> AsyncGenerator[TaskView, None]:
         """Goes through all tasks that a filter lets through, in the order of their ids."""
         after = 0
         while True:
@@ -375,6 +391,26 @@ class Scheduler:
             after = page.next_after
             if not after:
                 return
+
+    async def watch(
+        self,
+        wanted: WatchFilter = WatchFilter(),  # noqa: B008 - it is frozen
+    ) -> AsyncGenerator[StatusEvent, None]:
+        """Tells of changes as they become durable, from now on; ends of named tasks at once.
+
+        Raises:
+            SchedulerError: A named task is unknown, the reader was too slow, or it leads no more.
+        """
+        with _refusals():
+            stream = await self._service.watch(ANONYMOUS, wanted, b"", bookmarks=False)
+            try:
+                for _, refusal in stream.refusals:
+                    raise Refused(refusal)
+                async for batch in stream:
+                    for event, _ in batch.events:
+                        yield event
+            finally:
+                await stream.aclose()
 
     # --- schedules -------------------------------------------------------------------------------
 
@@ -440,6 +476,16 @@ def _document(pools: Sequence[Pool], store: object, settings: Mapping[str, Any])
         own |= {"kind": "postgres", "url": store.url, **store.options}
     tables["store"] = own
     return tables
+
+
+def _shared_term(config: configuration.Config) -> TermSettings:
+    """How the leadership of a store of somebody else's is kept: as that of a database."""
+    store = config.store
+    return TermSettings(
+        poll=nanoseconds(store.lock_poll_s),
+        keepalive=nanoseconds(store.keepalive_s),
+        trust=nanoseconds(store.session_timeout_s - store.keepalive_s),
+    )
 
 
 def _name(status: int) -> str:
