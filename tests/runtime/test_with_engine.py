@@ -14,6 +14,7 @@ import pytest
 from cronoq_server.engine.effects import (
     Admitted,
     Bulked,
+    CancelAttempt,
     Dispatch,
     Done,
     Joined,
@@ -559,6 +560,22 @@ class TestLostWorkers:
             await settle()
             found = await view(rig, task_id)
             assert (found.status, found.attempt) == (Status.SUCCEEDED, 1)
+
+    async def test_a_draining_worker_that_resumes_may_be_told_to_stop_its_handlers(self) -> None:
+        """It offers no slot any more, but what it runs can be cancelled."""
+        async with real() as rig:
+            first = await joined(rig)
+            (task_id,) = await submitted(rig, task())
+            (lease,) = await leases(first)
+            await settle()
+            first.lost(clean=False)
+            resume = Resume(first.token, (lease.lease,))
+            second = rig.join(slots=0, resume=resume)
+            await settle()
+            await done(rig.ask(lambda call: Cancel(call, task_id)))
+
+            said = await done(second.outbound())
+            assert CancelAttempt(second.number, ((lease.lease, "cancelled by a client"),)) in said
 
     async def test_slots_that_come_later_are_used_without_cutting_the_worker_off(self) -> None:
         """A worker that found its pool full is given the slots of the one that leaves."""

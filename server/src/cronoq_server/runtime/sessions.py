@@ -171,6 +171,9 @@ class Session:
             if self._aborts_queued > self._slots:
                 self._cut_off(effect)
                 return
+        elif kind is Joined:
+            # A worker that drains may go on with more leases than it offers slots.
+            self._slots = max(self._slots, len(effect.adopted))  # type: ignore[union-attr]
         if kind is Receipt:
             self._receipt = effect  # type: ignore[assignment]
         else:
