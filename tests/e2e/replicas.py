@@ -20,7 +20,7 @@ from pathlib import Path
 CONFIG = """
 [server]
 grpc_addr = "127.0.0.1:{port}"
-http_addr = "127.0.0.1:0"
+http_addr = "127.0.0.1:{http_port}"
 shutdown_grace_s = 5
 
 [store]
@@ -46,12 +46,15 @@ class ReplicaProcess:
 
     Attributes:
         port: Where it serves gRPC.
+        http_port: Where it tells its health.
     """
 
     def __init__(self, directory: Path, name: str, store: str) -> None:
         self.port = free_port()
+        self.http_port = free_port()
         self._config = directory / f"{name}.toml"
-        self._config.write_text(CONFIG.format(port=self.port, store=store), encoding="utf-8")
+        text = CONFIG.format(port=self.port, http_port=self.http_port, store=store)
+        self._config.write_text(text, encoding="utf-8")
         self._process: Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._said: Counter[str] = Counter()

@@ -10,6 +10,8 @@ import asyncio
 import signal
 from pathlib import Path
 
+import httpx
+
 from tests.e2e.load import Load
 from tests.e2e.replicas import replicas
 
@@ -36,6 +38,45 @@ async def test_killed_leader_is_replaced_at_once(tmp_path: Path) -> None:
             await leader.start()
             assert leader.times("server_ready") == 0
         await load.judge()
+
+
+async def test_end_of_everything_loses_nothing(tmp_path: Path) -> None:
+    """All processes are killed at once; the first to come back goes on with all that was said."""
+    store = LONG_LEASE.format(path=tmp_path / "q.db")
+    async with (
+        asyncio.timeout(120),
+        replicas(tmp_path, store) as (balancer, servers),
+        Load(balancer.address) as load,
+    ):
+        await load.goes_on(200)
+        await asyncio.gather(*(server.kill() for server in servers))
+        await servers[1].start()
+        assert servers[1].times("server_ready") == 1
+        await load.goes_on(200)
+        await load.judge()
+
+
+async def test_probes_tell_the_roles(tmp_path: Path) -> None:
+    """Both live, one is ready; a standby stops in order as well."""
+    store = LONG_LEASE.format(path=tmp_path / "q.db")
+    async with (
+        asyncio.timeout(60),
+        replicas(tmp_path, store) as (_, (leader, standby)),
+        httpx.AsyncClient(trust_env=False) as client,
+    ):
+        told = {}
+        for name, server in (("leader", leader), ("standby", standby)):
+            for path in ("healthz", "readyz"):
+                answer = await client.get(f"http://127.0.0.1:{server.http_port}/{path}")
+                told[name, path] = answer.status_code
+        assert told == {
+            ("leader", "healthz"): 200,
+            ("leader", "readyz"): 200,
+            ("standby", "healthz"): 200,
+            ("standby", "readyz"): 503,
+        }
+        assert await standby.end(signal.SIGTERM) == 0
+        assert await leader.end(signal.SIGTERM) == 0
 
 
 async def test_leader_that_stops_in_order_hands_over(tmp_path: Path) -> None:
