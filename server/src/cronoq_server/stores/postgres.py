@@ -62,6 +62,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_ONE_STATE = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
+"""Mode of a transaction whose statements all see the same."""
+
 _NEWEST = ((1 << 63) - 1, (1 << 63) - 1)
 
 
@@ -279,6 +282,7 @@ class PostgresStore:
         """Reads the ledger anew: something was committed without an answer."""
         term.ledger = await self._reader.run(_load_ledger)
         self._segments = term.ledger.segments
+        self._cache.clear()
 
     async def _write_others(self, db: Connection, ledger: Ledger, batch: Batch) -> list[Pruned]:
         done: list[Pruned] = []
@@ -411,7 +415,12 @@ class PostgresStore:
         """See `Store.find_finished`."""
         if query.ids or query.keys:
             return await self._look_up(partial(reads.named, query=query, base=self._base))
-        return await self._reader.run(partial(reads.page, query=query, base=self._base))
+
+        async def look(db: Connection) -> FinishedPage:
+            async with transaction(db, _ONE_STATE):
+                return await reads.page(db, query, self._base)
+
+        return await self._reader.run(look)
 
     async def load_tasks(self, ids: Sequence[int]) -> list[StoredTask]:
         """See `Store.load_tasks`."""
@@ -423,7 +432,8 @@ class PostgresStore:
         async def look(db: Connection) -> T:
             if self._segments is None:
                 self._segments = (await _load_ledger(db)).segments
-            return await work(db, segments=self._segments)
+            async with transaction(db, _ONE_STATE):
+                return await work(db, segments=self._segments)
 
         return await self._reader.run(look)
 
@@ -447,7 +457,7 @@ def _chunks(ids: Iterable[int], size: int) -> Iterator[list[int]]:
 
 async def _load_ledger(db: Connection) -> Ledger:
     """Everything a leader knows by heart, in one state of the database."""
-    async with transaction(db, "ISOLATION LEVEL REPEATABLE READ READ ONLY"):
+    async with transaction(db, _ONE_STATE):
         leader = await db.fetchrow("SELECT * FROM cronoq_leader")
         segments = await db.fetch("SELECT first_id, segment FROM cronoq_segments")
         aside = await db.fetch(f"SELECT id FROM cronoq_tasks_{ASIDE}")

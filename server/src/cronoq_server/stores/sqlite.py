@@ -200,17 +200,22 @@ class SqliteStore:
         """See `Store.commit`."""
         term = _term(leadership)
         gone = await self._writer.run(lambda db: self._commit(db, term, batch))
+        if gone is None:  # it was there already, and what it took away is not told again
+            self._cache.clear()
+            return
         self._cache.put(batch.outputs.values())
         for task_id in gone:
             self._cache.drop(task_id)
 
-    def _commit(self, db: sqlite3.Connection, term: SqliteLeadership, batch: Batch) -> list[int]:
+    def _commit(
+        self, db: sqlite3.Connection, term: SqliteLeadership, batch: Batch
+    ) -> list[int] | None:
         began = self._clock.mono()
         top = max(term.top, batch.high_water)
         try:
             with transaction(db):
                 if not self._claim(db, term, batch.position, top):
-                    return []
+                    return None
                 gone = write_batch(db, batch, self._base)
         except sqlite3.IntegrityError as error:
             raise _rejected(db, batch, error) from error
