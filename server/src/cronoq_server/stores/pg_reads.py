@@ -60,6 +60,8 @@ _TASK = """CROSS JOIN LATERAL (
     SELECT id, created_at, key, pool, kind, tenant, schedule, spec, payload, change
     FROM cronoq_tasks WHERE segment = w.segment AND id = w.id LIMIT 1
 ) t"""
+_TASK_OF_END = _TASK.replace("w.", "e.")
+_ENDS = "SELECT e.segment, e.id, e.position, e.at, e.status, e.change"
 _KEPT = "(e.position, e.id) > (l.pruned_position, l.pruned_id)"
 _IDS = "unnest($1::integer[], $2::bigint[]) AS w (segment, id)"
 _NAMED = f"{_IDS} {_END} CROSS JOIN cronoq_leader l"
@@ -182,11 +184,10 @@ async def ends_before(
 ) -> tuple[list[StoredTask], tuple[int, int] | None]:
     """Ends before a (position, signed id), newest first; and where the rest begins."""
     rows = await db.fetch(
-        f"SELECT {_SLIM} FROM ("
-        "SELECT e.segment, e.id, e.position FROM cronoq_ends e, cronoq_leader l "
+        f"SELECT {_SLIM} FROM ({_ENDS} FROM cronoq_ends e, cronoq_leader l "
         f"WHERE (e.position, e.id) < ($1, $2) AND {_KEPT} "
-        "ORDER BY e.position DESC, e.id DESC LIMIT $3) w "
-        f"{_END} {_TASK} ORDER BY w.position DESC, w.id DESC",
+        f"ORDER BY e.position DESC, e.id DESC LIMIT $3) e {_TASK_OF_END} "
+        "ORDER BY e.position DESC, e.id DESC",
         *place,
         CHUNK,
     )
@@ -245,7 +246,7 @@ async def _page_by_id(db: Connection, query: FinishedQuery, base: int) -> Finish
 
 
 _BY_KEY = f"""(
-    SELECT w.segment, w.id, e.position
+    SELECT w.segment, w.id, e.position, e.at, e.status, e.change
     FROM (SELECT segment, id FROM cronoq_tasks WHERE key = ANY($3) OFFSET 0) w {_END}
 )"""
 
@@ -261,22 +262,19 @@ async def _window(
     where, bounds, columns = ordered
     wanted = query.filter or TaskFilter()
     down = " DESC" if query.newest_first and query.ended_after is None else ""
-    inner, outer = (", ".join(f"{name}.{column}{down}" for column in columns) for name in "ew")
+    order = ", ".join(f"e.{column}{down}" for column in columns)
     source, among = "cronoq_ends", bounds
     if wanted.keys:  # few tasks have one key: the window is made of those
         source, among = _BY_KEY, [*bounds, list(wanted.keys)]
-    window = (
-        f"SELECT e.segment, e.id, e.position FROM {source} e, cronoq_leader l "
-        f"WHERE {where} AND {_KEPT} ORDER BY {inner}"
-    )
+    window = f"{_ENDS} FROM {source} e, cronoq_leader l WHERE {where} AND {_KEPT} ORDER BY {order}"
     room = query.limit + 1 - len(before)
     place = len(among) + 1
     only = _Filter(wanted, [*among, room, room])
     if only.sql:
         only.values[place - 1] = LOOKED_AT_MAX
     rows = await db.fetch(
-        f"SELECT {_SLIM} FROM ({window} LIMIT ${place}) w "
-        f"{_END} {_TASK} WHERE true{only.sql} ORDER BY {outer} LIMIT ${place + 1}",
+        f"SELECT {_SLIM} FROM ({window} LIMIT ${place}) e {_TASK_OF_END} "
+        f"WHERE true{only.sql} ORDER BY {order} LIMIT ${place + 1}",
         *only.values,
     )
     found = before + _ended(rows, base)
