@@ -20,7 +20,7 @@ from cronoq_server.engine.mutations import (
     TaskDeleted,
     TasksPruned,
 )
-from cronoq_server.stores.base import FinishedQuery, Rejected, Store, Unusable
+from cronoq_server.stores.base import Fenced, FinishedQuery, Rejected, Store, TimeBase, Unusable
 from cronoq_server.stores.codec import UNREADABLE
 from cronoq_server.stores.memory import MemoryDisk, MemoryStore
 from cronoq_server.testing.builders import EPOCH_START, batch, changed, inserted, output, task
@@ -38,6 +38,7 @@ from cronoq_server.testing.store_suite import (
 __all__ = [
     "TestAgainstAModel",
     "TestBothHalvesOfIds",
+    "TestHolders",
     "TestIdentity",
     "TestMergedChanges",
     "TestNul",
@@ -197,6 +198,22 @@ class TestIdentity:
         with pytest.raises(Unusable, match="shard 1"):
             await lead(await place.open())
         await lead(await place.open_as(1))
+
+
+class TestHolders:
+    """A holder is a name, whatever is in it."""
+
+    @pytest.mark.parametrize("holder", ["it's me", "a\\' OR ''='", "$1 {} %s ?", "東京"])
+    async def test_any_name_can_lead(self, place: SqlPlace, holder: str) -> None:
+        """It is compared, never read as part of a statement."""
+        store = await place.open()
+        leadership = await store.acquire_leadership(holder, EPOCH_START, TimeBase())
+        assert leadership is not None
+        await store.commit(leadership, batch(1, inserted(1)))
+        await leadership.check()
+        await store.release_leadership(leadership)
+        with pytest.raises(Fenced):
+            await store.commit(leadership, batch(2, inserted(2)))
 
 
 class TestMergedChanges:

@@ -27,6 +27,7 @@ from cronoq_server.testing.store_suite import (
     recovered,
     written,
 )
+from tests.stores.pg import Cluster
 from tests.stores.pg_place import PostgresPlace
 
 
@@ -62,6 +63,21 @@ async def test_a_newer_schema_is_refused_at_the_door_and_before_leading(
         with pytest.raises(Unusable, match="version 1000"):
             await acquire(store)
     assert await place.advisory_locks() == 0
+
+
+async def test_two_schemas_of_one_database_know_nothing_of_each_other(
+    place: PostgresPlace, cluster: Cluster
+) -> None:
+    """Each has its leader, its epochs and its tasks."""
+    other = PostgresPlace(cluster)
+    here, first = await written(place, inserted(1))
+    there, second = await written(other, inserted(2))
+    await here.commit(first, batch(2, inserted(3)))
+    assert ids(await here.load_tasks([1, 2, 3])) == [1, 3]
+    assert ids(await there.load_tasks([1, 2, 3])) == [2]
+    await second.check()
+    await other.close()
+    await other.drop()
 
 
 async def segments(place: PostgresPlace) -> list[int]:
