@@ -68,9 +68,11 @@ test *parts:
 test-py *args:
     python -m pytest "$@"
 
-# Compile the Go code
+# Check and test the Go SDK
+[no-exit-message]
 sdk-go:
-    cd sdk-go && go vet ./...
+    @cd sdk-go && unformatted=$(gofmt -l .) && { [ -z "$unformatted" ] || { echo "gofmt: $unformatted"; exit 1; }; }
+    cd sdk-go && go vet ./... && go test -timeout 300s ./...
 
 # Compile the TypeScript code
 sdk-typescript:

@@ -78,7 +78,7 @@ PARTS = (
     tests("api", "tests/api"),
     tests("sim", "tests/sim"),
     tests("sdk-python", "sdk-python/tests"),
-    check("sdk-go builds", "just", "sdk-go"),
+    check("sdk-go", "just", "sdk-go"),
     check("sdk-typescript builds", "just", "sdk-typescript"),
     check("sdk-rust builds", "just", "sdk-rust"),
     tests("bench", "tests/bench"),
