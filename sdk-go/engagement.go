@@ -235,7 +235,11 @@ func (e *engagement) unknownKind(of *run) outcome {
 
 func (e *engagement) execute(found handler, of *run) {
 	attempt := &Attempt{run: of, host: e}
-	how := execute(found, attempt, e.options.Interceptors)
+	execute(found, attempt, e.options.Interceptors, func(how outcome) { e.ended(attempt, how) })
+}
+
+func (e *engagement) ended(attempt *Attempt, how outcome) {
+	of := attempt.run
 	switch how := how.(type) {
 	case failed:
 		if of.stop() == "" {

@@ -101,23 +101,23 @@ func (h *handlerSet) kinds() []string {
 	return kinds
 }
 
-// execute runs a handler to its end, whatever that is, and returns what it means (WP-17).
-func execute(found handler, attempt *Attempt, interceptors []Interceptor) (how outcome) {
+// execute runs a handler to its end, whatever that is, and says what it means (WP-17). A handler may
+// end the goroutine, so what follows is told and not returned.
+func execute(found handler, attempt *Attempt, interceptors []Interceptor, tell func(outcome)) {
+	var how outcome = failed{message: "the handler ended its goroutine"}
 	hasReturned := false
 	defer func() {
-		if hasReturned {
-			return
+		if !hasReturned {
+			if thrown := recover(); thrown != nil {
+				how = failed{message: fmt.Sprintf("panic: %v", thrown)}
+				attempt.host.panicked(attempt, thrown, debug.Stack())
+			}
+			how = afterStop(attempt.run, how, nil)
 		}
-		how = failed{message: "the handler ended its goroutine"}
-		if thrown := recover(); thrown != nil {
-			how = failed{message: fmt.Sprintf("panic: %v", thrown)}
-			attempt.host.panicked(attempt, thrown, debug.Stack())
-		}
-		how = afterStop(attempt.run, how, nil)
+		tell(how)
 	}()
 	how = called(found, attempt, interceptors)
 	hasReturned = true
-	return how
 }
 
 func called(found handler, attempt *Attempt, interceptors []Interceptor) outcome {

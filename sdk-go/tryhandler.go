@@ -98,8 +98,9 @@ func TryHandler[In, Out any](
 	defer of.cancel(nil)
 	defer context.AfterFunc(ctx, func() { of.tell(stopAborted, "") })()
 	attempt := &Attempt{run: of, host: &fakeHost{fake, codec}}
-	how := execute(typed(function), attempt, fake.Interceptors)
-	return told(how, codec), nil
+	end := make(chan outcome, 1)
+	go execute(typed(function), attempt, fake.Interceptors, func(how outcome) { end <- how })
+	return told(<-end, codec), nil
 }
 
 func (f FakeAttempt) lease() *pb.Lease {
