@@ -31,12 +31,15 @@ from cronoq_server.stores.codec import (
     unsigned,
 )
 from cronoq_server.stores.pages import conditions, cut, fit, page_until
-from cronoq_server.stores.pg_ledger import Segments
-from cronoq_server.stores.pg_session import Connection
+from cronoq_server.stores.pg_ledger import ASIDE, Blocks, Ledger, Segments
+from cronoq_server.stores.pg_session import Connection, transaction
 from cronoq_server.stores.timebase import shift_schedule, shift_task
 
 CHUNK = 1000
 """Tasks read at once."""
+
+ONE_STATE = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
+"""Mode of a transaction whose statements all see the same."""
 
 READER_OPTIONS = (
     "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; "
@@ -144,6 +147,27 @@ LEFT JOIN LATERAL (
     WHERE segment = w.segment AND id = w.id ORDER BY position DESC LIMIT 1
 ) c ON true
 WHERE true"""
+
+
+async def ledger(db: Connection) -> Ledger:
+    """Everything a leader knows by heart, in one state of the database."""
+    async with transaction(db, ONE_STATE):
+        leader = await db.fetchrow("SELECT * FROM cronoq_leader")
+        segments = await db.fetch("SELECT first_id, segment FROM cronoq_segments")
+        aside = await db.fetch(f"SELECT id FROM cronoq_tasks_{ASIDE}")
+        blocks = await db.fetch("SELECT block, alive FROM cronoq_blocks")
+    highest = leader["high_water"]
+    return Ledger(
+        leader["position"],
+        0 if highest is None else unsigned(highest),
+        leader["segment_rows"],
+        (leader["pruned_position"], leader["pruned_id"]),
+        Segments(
+            ((unsigned(first), segment) for first, segment in segments),
+            (unsigned(number) for (number,) in aside),
+        ),
+        Blocks((block, bits) for block, bits in blocks),
+    )
 
 
 async def settings(db: Connection, base: int) -> tuple[RecoveredChunk, list[str]]:

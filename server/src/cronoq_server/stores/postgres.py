@@ -10,7 +10,7 @@ Rules a change must keep:
 4. Nothing here is done row by row, but what happens seldom.
 
 Sessions and errors, the lock, rows, pruning, look-ups: `pg_session`, `pg_leader`, `pg_rows`,
-`pg_pruning`, `pg_reads`.
+`pg_pruning`, `pg_quarantine`, `pg_reads`.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ from cronoq_server.stores.base import (
     StoreError,
     TimeBase,
 )
-from cronoq_server.stores.codec import encode_change, quarantined, signed, unsigned
+from cronoq_server.stores.codec import signed
 from cronoq_server.stores.output_cache import CACHE_BYTES, OutputCache
 from cronoq_server.stores.pg_leader import LockSession, begin_term, migrate
-from cronoq_server.stores.pg_ledger import ASIDE, Blocks, Ledger, Segments
+from cronoq_server.stores.pg_ledger import Ledger, Segments
 from cronoq_server.stores.pg_pruning import Pruned, delete, drop_oldest, prune
-from cronoq_server.stores.pg_rows import Plan, Setting, write_blocks, write_setting
+from cronoq_server.stores.pg_quarantine import set_aside_schedules, set_aside_tasks
+from cronoq_server.stores.pg_rows import Plan, Setting, write_setting
 from cronoq_server.stores.pg_session import (
     Connection,
     Line,
@@ -61,9 +62,6 @@ from cronoq_server.stores.recovery import Parents, ended_within
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_ONE_STATE = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
-"""Mode of a transaction whose statements all see the same."""
 
 _NEWEST = ((1 << 63) - 1, (1 << 63) - 1)
 
@@ -174,7 +172,7 @@ class PostgresStore:
         self._epoch = epochs[0]
         self._writer.drop()
         self._reader.drop()
-        ledger = await self._reader.run(_load_ledger)
+        ledger = await self._reader.run(reads.ledger)
         return PostgresLeadership(self, self._epoch, holder, ledger)
 
     async def check(self, term: PostgresLeadership) -> None:
@@ -280,7 +278,7 @@ class PostgresStore:
 
     async def _reload(self, term: PostgresLeadership) -> None:
         """Reads the ledger anew: something was committed without an answer."""
-        term.ledger = await self._reader.run(_load_ledger)
+        term.ledger = await self._reader.run(reads.ledger)
         self._segments = term.ledger.segments
         self._cache.clear()
 
@@ -347,60 +345,20 @@ class PostgresStore:
         return await self._reader.run(checked)
 
     async def _set_aside(self, term: PostgresLeadership, ids: list[int]) -> None:
-        """Quarantines live tasks that cannot be read: they end as failed."""
-        if not ids:
-            return
-        log.error("tasks that cannot be read were set aside: %s", ids)
-        ledger = term.ledger
-        altered = ledger.blocks.altered((), ids)
-
-        async def end(db: Connection) -> None:
-            async with transaction(db):
-                since = await self._fence(db, term)
-                rows = []
-                for task_id in ids:
-                    change = quarantined(task_id, since)
-                    blob = encode_change(change)
-                    # It belongs to the next batch: nobody can have read beyond that yet.
-                    where = (ledger.segments.of(task_id), signed(task_id), ledger.position + 1)
-                    rows.append((*where, since, int(change.status), blob))
-                await _end_unreadable(db, rows, altered)
-
-        await self._writer.run(end)
-        ledger.blocks.apply(altered)
+        if ids:
+            log.error("tasks that cannot be read were set aside: %s", ids)
+            ledger = term.ledger
+            altered = await self._writer.run(
+                lambda db: set_aside_tasks(db, term.epoch, term.holder, ledger, ids)
+            )
+            ledger.blocks.apply(altered)
 
     async def _set_aside_schedules(self, term: PostgresLeadership, names: list[str]) -> None:
-        if not names:
-            return
-        log.error("schedules that cannot be read were set aside: %s", names)
-
-        async def mark(db: Connection) -> None:
-            async with transaction(db):
-                await self._fence(db, term)
-                await db.execute(
-                    "UPDATE cronoq_schedules SET quarantined = 'it cannot be read' "
-                    "WHERE name = ANY($1)",
-                    names,
-                )
-
-        await self._writer.run(mark)
-
-    async def _fence(self, db: Connection, term: PostgresLeadership) -> Instant:
-        """First statement of a transaction that is no commit; returns the database's wall time.
-
-        Raises:
-            Fenced: The term is over.
-        """
-        found: Instant | None = await db.fetchval(
-            "UPDATE cronoq_leader SET epoch = epoch WHERE epoch = $1 AND holder = $2 "
-            "RETURNING (extract(epoch FROM clock_timestamp()) * 1000000000)::bigint",
-            term.epoch,
-            term.holder,
-        )
-        if found is None:
-            await db.execute("ROLLBACK")
-            raise Fenced(f"epoch {term.epoch} is over")
-        return found
+        if names:
+            log.error("schedules that cannot be read were set aside: %s", names)
+            await self._writer.run(
+                lambda db: set_aside_schedules(db, term.epoch, term.holder, names)
+            )
 
     # --- look-ups --------------------------------------------------------------------------------
 
@@ -417,7 +375,7 @@ class PostgresStore:
             return await self._look_up(partial(reads.named, query=query, base=self._base))
 
         async def look(db: Connection) -> FinishedPage:
-            async with transaction(db, _ONE_STATE):
+            async with transaction(db, reads.ONE_STATE):
                 return await reads.page(db, query, self._base)
 
         return await self._reader.run(look)
@@ -431,8 +389,8 @@ class PostgresStore:
 
         async def look(db: Connection) -> T:
             if self._segments is None:
-                self._segments = (await _load_ledger(db)).segments
-            async with transaction(db, _ONE_STATE):
+                self._segments = (await reads.ledger(db)).segments
+            async with transaction(db, reads.ONE_STATE):
                 return await work(db, segments=self._segments)
 
         return await self._reader.run(look)
@@ -455,27 +413,6 @@ def _chunks(ids: Iterable[int], size: int) -> Iterator[list[int]]:
         yield part
 
 
-async def _load_ledger(db: Connection) -> Ledger:
-    """Everything a leader knows by heart, in one state of the database."""
-    async with transaction(db, _ONE_STATE):
-        leader = await db.fetchrow("SELECT * FROM cronoq_leader")
-        segments = await db.fetch("SELECT first_id, segment FROM cronoq_segments")
-        aside = await db.fetch(f"SELECT id FROM cronoq_tasks_{ASIDE}")
-        blocks = await db.fetch("SELECT block, alive FROM cronoq_blocks")
-    highest = leader["high_water"]
-    return Ledger(
-        leader["position"],
-        0 if highest is None else unsigned(highest),
-        leader["segment_rows"],
-        (leader["pruned_position"], leader["pruned_id"]),
-        Segments(
-            ((unsigned(first), segment) for first, segment in segments),
-            (unsigned(number) for (number,) in aside),
-        ),
-        Blocks((block, bits) for block, bits in blocks),
-    )
-
-
 def _advance(ledger: Ledger, position: int, plan: Plan, pruned: list[Pruned]) -> None:
     """The ledger follows a commit."""
     ledger.position = position
@@ -486,14 +423,3 @@ def _advance(ledger: Ledger, position: int, plan: Plan, pruned: list[Pruned]) ->
         ledger.segments.begin(*plan.begins)
     for part in pruned:
         part.apply(ledger)
-
-
-async def _end_unreadable(
-    db: Connection, rows: list[tuple[int, int, int, Instant, int, bytes]], altered: dict[int, int]
-) -> None:
-    await db.executemany(
-        "INSERT INTO cronoq_ends (segment, id, position, at, status, change) "
-        "VALUES ($1, $2, $3, $4, $5, $6)",
-        rows,
-    )
-    await write_blocks(db, altered)
