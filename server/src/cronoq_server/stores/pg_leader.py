@@ -204,7 +204,12 @@ async def _end_sessions(connection: Connection, schema: str, epoch: int) -> None
             await connection.execute("SELECT pg_terminate_backend($1, $2)", pid, _ENDING_TIMEOUT_MS)
         except FAULTS as error:
             # It belongs to another role. It can write no more either, only linger.
-            log.warning("a session of epoch %s could not be ended: %s", number, str(error))
+            log.warning(
+                "a session of epoch %s could not be ended: %s",
+                number,
+                str(error),
+                extra={"action": "old_session_remains"},
+            )
             if connection.is_closed():
                 raise
 

@@ -61,6 +61,8 @@ from cronoq_server.stores.recovery import Parents, ended_within
 
 log = logging.getLogger(__name__)
 
+QUARANTINED = {"action": "row_quarantined"}
+
 T = TypeVar("T")
 
 _NEWEST = ((1 << 63) - 1, (1 << 63) - 1)
@@ -346,7 +348,7 @@ class PostgresStore:
 
     async def _set_aside(self, term: PostgresLeadership, ids: list[int]) -> None:
         if ids:
-            log.error("tasks that cannot be read were set aside: %s", ids)
+            log.error("tasks that cannot be read were set aside: %s", ids, extra=QUARANTINED)
             ledger = term.ledger
             altered = await self._writer.run(
                 lambda db: set_aside_tasks(db, term.epoch, term.holder, ledger, ids)
@@ -355,7 +357,7 @@ class PostgresStore:
 
     async def _set_aside_schedules(self, term: PostgresLeadership, names: list[str]) -> None:
         if names:
-            log.error("schedules that cannot be read were set aside: %s", names)
+            log.error("schedules that cannot be read were set aside: %s", names, extra=QUARANTINED)
             await self._writer.run(
                 lambda db: set_aside_schedules(db, term.epoch, term.holder, names)
             )

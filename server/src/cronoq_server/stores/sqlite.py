@@ -59,6 +59,8 @@ from cronoq_server.stores.sqlite_rows import IDS, id_list, write_batch
 
 log = logging.getLogger(__name__)
 
+QUARANTINED = {"action": "row_quarantined"}
+
 T = TypeVar("T")
 
 
@@ -306,7 +308,7 @@ class SqliteStore:
         """Quarantines live tasks that cannot be read: they end as failed."""
         if not ids:
             return
-        log.error("tasks that cannot be read were set aside: %s", ids)
+        log.error("tasks that cannot be read were set aside: %s", ids, extra=QUARANTINED)
 
         def end(db: sqlite3.Connection) -> None:
             at = self._clock.wall()
@@ -330,7 +332,7 @@ class SqliteStore:
     async def _set_aside_schedules(self, term: SqliteLeadership, names: list[str]) -> None:
         if not names:
             return
-        log.error("schedules that cannot be read were set aside: %s", names)
+        log.error("schedules that cannot be read were set aside: %s", names, extra=QUARANTINED)
 
         def mark(db: sqlite3.Connection) -> None:
             with transaction(db):
