@@ -46,6 +46,9 @@ FAULTS_MIN = 5
 
 TASKS_MIN = 300
 
+COLLECT_EVERY = 10
+"""What is left of worlds is cleared away after so many."""
+
 LONG_JUMPS = (2 * 3600 * SECOND, -2 * 3600 * SECOND, 26 * 3600 * SECOND)
 BOTH = 2
 
@@ -585,6 +588,8 @@ def play(seed: int) -> Outcome:
     begun = time.process_time()
     # Looking for garbage in the middle of a world costs more than its garbage.
     gc.disable()
+    if seed % COLLECT_EVERY == 0:
+        gc.collect()
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
     outcome = Outcome(seed)
