@@ -70,14 +70,16 @@ class ReplicaProcess:
             stderr=PIPE,
         )
         self._reader = asyncio.create_task(self._read(self._process))
-        await self.says("listener_changed")
+        await self.says("server_ready", "stands_by")
 
     async def _read(self, process: Process) -> None:
         assert process.stderr is not None
         async for line in process.stderr:
             self._lines.append(line.decode())
             with contextlib.suppress(ValueError):  # a traceback, or what a library says
-                await self._note(json.loads(line).get("action", ""))
+                said = json.loads(line)
+                is_standby = said["message"].endswith("as standby")
+                await self._note("stands_by" if is_standby else said.get("action", "other"))
         await self._note("")
 
     async def _note(self, action: str) -> None:
@@ -89,15 +91,15 @@ class ReplicaProcess:
         """How often the process has logged an action since its start."""
         return self._said[action]
 
-    async def says(self, action: str, times: int = 1) -> None:
-        """Returns when the process has logged an action so often.
+    async def says(self, *actions: str) -> None:
+        """Returns when the process has logged one of these since its start.
 
         Raises:
             RuntimeError: It ended before; has its log.
         """
         async with self._more:
-            await self._more.wait_for(lambda: self._said[action] >= times or self._said[""])
-        if self._said[action] < times:
+            await self._more.wait_for(lambda: any(self._said[a] for a in (*actions, "")))
+        if not any(self._said[action] for action in actions):
             raise RuntimeError("".join(self._lines))
 
     def send(self, number: signal.Signals) -> None:
