@@ -35,9 +35,10 @@ func dial(options connectOptions, to endpoint) (*grpc.ClientConn, error) {
 		grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithConnectParams(grpc.ConnectParams{
+			// gRPC's jitter goes both ways, here by a half, and must not pass the bound.
 			Backoff: backoff.Config{
-				BaseDelay: options.backoff.Initial, Multiplier: 2, Jitter: 1,
-				MaxDelay: options.backoff.Maximum,
+				BaseDelay: options.backoff.Initial, Multiplier: 2, Jitter: 0.5,
+				MaxDelay: options.backoff.Maximum * 2 / 3,
 			},
 			// The name is gRPC's; it bounds one attempt to connect (RR-08).
 			MinConnectTimeout: options.connectTimeout,
