@@ -71,6 +71,14 @@ async def test_second_server_on_a_port_is_refused(edge: Edge) -> None:
         Server(parse(f"[server]\ngrpc_addr = '{address}'"))
 
 
+async def test_port_is_held_before_anything_is_served(listener: Listener) -> None:
+    """Between the start and the first role nobody else gets the port, by chance or by wish."""
+    with pytest.raises(AddressInUse, match=f"{listener.address} is already in use"):
+        claim(listener.address)
+    await listener.close(0)
+    assert claim(listener.address) == listener.address
+
+
 async def test_standby_refuses_every_call(listener: Listener) -> None:
     """Calls of any kind get `not_leader`, health checks say that it does not serve."""
     await listener.stand_by()

@@ -86,6 +86,28 @@ def claim(address: Address) -> Address:
     return Address(address.host, port)
 
 
+def hold(address: Address) -> list[socket.socket]:
+    """Keeps an address for those who share it: nobody is given its port by chance meanwhile.
+
+    Raises:
+        AddressInUse: Somebody who does not share it was faster.
+    """
+    held: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, where in socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM
+        ):
+            keeper = socket.socket(family, kind, protocol)
+            held.append(keeper)
+            keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            keeper.bind(where)
+    except OSError as error:
+        for keeper in held:
+            keeper.close()
+        raise AddressInUse(address, error) from error
+    return held
+
+
 class Listener:
     """The gRPC port of one process.
 
@@ -99,7 +121,7 @@ class Listener:
         limits: LimitsConfig,
         handlers: Callable[[], list[grpc.GenericRpcHandler]],
     ) -> None:
-        """Prepares to listen.
+        """Prepares to listen, and holds the port; `close` lets go of it.
 
         Args:
             address: As `claim` gave it.
@@ -109,6 +131,7 @@ class Listener:
         self.address = address
         self._limits = limits
         self._handlers = handlers
+        self._held = hold(address)
         self._server: grpc.aio.Server | None = None
         self._is_leading = False
 
@@ -125,6 +148,8 @@ class Listener:
         server, self._server = self._server, None
         if server is not None:
             await server.stop(grace_s)
+        for keeper in self._held:
+            keeper.close()
 
     async def _switch(self, *, leading: bool) -> None:
         if self._server is not None and self._is_leading == leading:
