@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 2
@@ -101,6 +102,17 @@ def count_tests(report: Path) -> tuple[int, int, int]:
     return passed, failed, skipped
 
 
+# The process groups that are under way: whoever ends the check ends them, too.
+LIVE: set[int] = set()
+
+
+def end_all(number: int, _frame: FrameType | None) -> None:
+    """End every part and this process, as a signal asks."""
+    for group in list(LIVE):
+        os.killpg(group, signal.SIGKILL)
+    os._exit(128 + number)
+
+
 def run_bounded(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
     """Run a command and return its exit code and output; at the timeout its whole group ends."""
     with subprocess.Popen(
@@ -113,12 +125,15 @@ def run_bounded(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
         errors="replace",
         start_new_session=True,
     ) as process:
+        LIVE.add(process.pid)
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
             return 1, f"{output}\ncut off after {timeout_s:.0f} s\n"
+        finally:
+            LIVE.discard(process.pid)
     return process.returncode, output
 
 
@@ -162,6 +177,8 @@ def select(names: Sequence[str]) -> list[Part]:
 
 def main(names: Sequence[str]) -> int:
     """Run the named parts, or all, and return the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end_all)
     parts = select(names)
     passed = failed = 0
     with tempfile.TemporaryDirectory() as reports, ThreadPoolExecutor(WIDTH) as pool:
