@@ -12,6 +12,7 @@ It does not know what a part does: the commands are recipes of the justfile.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -109,7 +110,8 @@ LIVE: set[int] = set()
 def end_all(number: int, _frame: FrameType | None) -> None:
     """End every part and this process, as a signal asks."""
     for group in list(LIVE):
-        os.killpg(group, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
     os._exit(128 + number)
 
 
