@@ -87,6 +87,12 @@ sdk-rust:
 sim *args:
     @python -m tests.sim "$@"
 
+# Simulate at length: `campaign sim` plays 10 000 seeds, with one line for each thousand
+[no-exit-message]
+campaign what:
+    @[ "{{what}}" = sim ] || { echo "there is no campaign {{what}}: try sim"; exit 2; }
+    @for first in $(seq 1 1000 9001); do python -m tests.sim --seed "$first" --seeds 1000 --processes 2; done
+
 # Measure (engine, e2e; --json for programs)
 [no-exit-message]
 bench *args:
