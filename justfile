@@ -91,7 +91,8 @@ sim *args:
 [no-exit-message]
 campaign what:
     @[ "{{what}}" = sim ] || { echo "there is no campaign {{what}}: try sim"; exit 2; }
-    @for first in $(seq 1 1000 9001); do python -m tests.sim --seed "$first" --seeds 1000 --processes 2; done
+    @code=0; for first in $(seq 1 1000 9001); do \
+      python -m tests.sim --seed "$first" --seeds 1000 --processes 2 || code=1; done; exit $code
 
 # Measure (engine, e2e; --json for programs)
 [no-exit-message]
