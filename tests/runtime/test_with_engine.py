@@ -577,6 +577,24 @@ class TestLostWorkers:
             said = await done(second.outbound())
             assert CancelAttempt(second.number, ((lease.lease, "cancelled by a client"),)) in said
 
+    async def test_a_cancel_before_a_lease_has_left_does_not_cut_an_old_worker_off(self) -> None:
+        """Version 3 frees the slot at once: the next lease comes in the same release."""
+        async with real() as rig:
+            session = await joined(rig, protocol=3)
+            rig.store.hold()
+            rig.submit(task(delay=seconds(3600)))
+            await settle()
+            rig.submit(task(key="a"))
+            await settle()
+            rig.submit(task(key="b"))
+            rig.ask(lambda call: Cancel(call, "a"))
+            await settle()
+            rig.store.let_go()
+
+            said = await done(session.outbound())
+            keys = [x.spec.key for e in said if isinstance(e, Dispatch) for x in e.leases]
+            assert keys == ["a", "b"]
+
     async def test_slots_that_come_later_are_used_without_cutting_the_worker_off(self) -> None:
         """A worker that found its pool full is given the slots of the one that leaves."""
         pools = (PoolSettings("default", max=1),)

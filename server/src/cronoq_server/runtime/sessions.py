@@ -171,6 +171,9 @@ class Session:
             if self._aborts_queued > self._slots:
                 self._cut_off(effect)
                 return
+            # One that was told to stop before it left: another may have its slot already.
+            queued = {lease for each in self._queue for lease in leases_of(each)}
+            self._leases_queued -= sum(lease in queued for lease, _ in effect.aborts)  # type: ignore[union-attr]
         elif kind is Joined:
             # A worker that drains may go on with more leases than it offers slots.
             self._slots = max(self._slots, len(effect.adopted))  # type: ignore[union-attr]
