@@ -280,8 +280,12 @@ class Accounts:
 
     def _charge(self, pool: str, lease: Lease) -> None:
         task = self._state.tasks.get(lease.task_id)
-        if task is None or lease.spec.start_in is not None:
-            return  # a slot may have been held for a fixed start, whoever's turn it was
+        if task is None:
+            return
+        if lease.spec.start_in is not None:
+            # A slot may have been held for a fixed start, whoever's turn it was.
+            self._shares.pop((pool, lease.spec.priority), None)
+            return
         cost, tenant, priority = self._cost(task), task.spec.tenant, task.priority
         shares = self._shares.get((pool, priority))
         if shares is None or tenant not in shares.got:
