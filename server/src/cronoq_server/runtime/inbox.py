@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, get_args
 
-from cronoq_server.engine.effects import Answer, Result, Results, Watching
+from cronoq_server.engine.effects import Answer, FromStore, Result, Results, Watching
 from cronoq_server.engine.events import (
     AttemptsReported,
     Event,
@@ -33,7 +33,7 @@ from cronoq_server.engine.events import (
     Wait,
     Watch,
 )
-from cronoq_server.engine.model import Duration, Instant, Refusal, TaskRef
+from cronoq_server.engine.model import Duration, ErrorReason, Instant, Refusal, TaskRef
 from cronoq_server.runtime.clock import Clock
 from cronoq_server.runtime.loading import Loader
 from cronoq_server.runtime.refusals import TOO_MANY, UNKNOWN_OUTCOME
@@ -222,6 +222,14 @@ class Inbox:
         Raises:
             Refused: The engine, the store or the end of this leadership refused it.
         """
+        answer = await self.ask_raw(build)
+        assert not isinstance(answer, Watching), answer
+        try:
+            return await self.loader.complete(answer)
+        except Refused as error:
+            if type(answer) is not FromStore or error.refusal.reason != ErrorReason.TASK_UNKNOWN:
+                raise
+        # Neither knew it; or it was put back after the engine had left it to the store.
         answer = await self.ask_raw(build)
         assert not isinstance(answer, Watching), answer
         return await self.loader.complete(answer)
