@@ -6,7 +6,6 @@ Prints what was broken, and at the end one line: `N seeds, V violations, H simul
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -14,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from tests.sim import mutants
-from tests.sim.play import Outcome, play
+from tests.sim.play import Outcome, quietly
 from tests.sim.trace import report
 
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
@@ -41,12 +40,6 @@ def play_all(seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
         return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         yield from pool.map(quietly, seeds, chunksize=PIECE)
-
-
-def quietly(seed: int) -> Outcome:
-    """Plays one seed without a word in the log."""
-    logging.disable(logging.CRITICAL)
-    return play(seed)
 
 
 def main(arguments: list[str]) -> int:
