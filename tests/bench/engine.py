@@ -31,10 +31,13 @@ from cronoq_server.engine.events import AttemptsReported, Event, Released, Worke
 from cronoq_server.runtime import SystemChance, SystemClock, tame_gc
 from cronoq_server.stores import StoreSettings, open_store
 from cronoq_server.stores.base import TimeBase
+from tests.bench.engine_mix import STEP_SIZE, measure_mix
 from tests.bench.environment import describe, print_result, quantile, save
 
 STEP_SIZES = (1, 10, 100, 1000)
 SHORT, LONG = 1_000, 1_000_000
+MIXED_MAX = 100_000
+"""The longest backlog under which the realistic mix is measured."""
 LIVES_PER_ROUND = 20_000
 ROUNDS = 5
 LOAD_STEP = 1_000
@@ -170,6 +173,7 @@ def measure(sizes: Sequence[int], backlogs: Sequence[int], rounds: int) -> dict[
     for pipe in pipes.values():
         pipe.send(0)
     result["rows"] = rows
+    result["realistic"] = measure_mix([min(each, MIXED_MAX) for each in backlogs], rounds)
     result["bytes_per_pending_task_beyond_payload"] = round(memory[max(backlogs)])
     result["long_to_short"] = _ratios(rows, min(backlogs), max(backlogs))
     return result
@@ -215,5 +219,7 @@ def main(arguments: Sequence[str]) -> int:
         save(result, "engine")
     head = tuple(result["rows"][0])
     rows = [head, *(tuple(str(row[name]) for name in head) for row in result["rows"])]
+    mixed = [{"step": f"{STEP_SIZE}, realistic mix", **row} for row in result["realistic"]]
+    rows += [tuple(str(row.get(name, "")) for name in head) for row in mixed]
     print_result(result, rows, as_json=options.json)
     return 0
