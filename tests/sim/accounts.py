@@ -93,6 +93,8 @@ class Accounts:
     def restored(self, step: Step) -> None:
         """A new leader has rebuilt its tables: they hold exactly what lives in the database."""
         chronicle, state = self._known.chronicle, self._state
+        if chronicle.epoch > state.settings.epoch:
+            return  # a later leader has written while this one read; it will be fenced
         for task_id in chronicle.live:
             if task_id not in state.tasks and task_id not in state.finished:
                 self._broken("an acknowledged call survives", f"{task_id} was not recovered")
