@@ -87,12 +87,15 @@ sdk-rust:
 sim *args:
     @python -m tests.sim "$@"
 
-# Simulate at length: `campaign sim` plays 10 000 seeds, with one line for each thousand
+# Run at length what CI has a short form of: `campaign NAME`; without a name, the list
 [no-exit-message]
-campaign what:
-    @[ "{{what}}" = sim ] || { echo "there is no campaign {{what}}: try sim"; exit 2; }
-    @code=0; for first in $(seq 1 1000 9001); do \
-      python -m tests.sim --seed "$first" --seeds 1000 --processes 2 || code=1; done; exit $code
+campaign *args:
+    @python -m tests.campaigns "$@"
+
+# Hold the SDKs of all languages against one list of scenarios (run, list, explain RULE)
+[no-exit-message]
+conformance *args:
+    @PYTHONPATH=conformance/runner python -m cronoq_conformance "$@"
 
 # Measure (engine, e2e; --json for programs)
 [no-exit-message]
@@ -114,4 +117,4 @@ docs:
 lock *args:
     uv pip compile --quiet --system-certs --universal --python-version 3.11 --generate-hashes \
       --no-header --no-emit-index-url --no-emit-find-links --output-file requirements/dev.txt \
-      --group pyproject.toml:dev --extra pydantic "$@" server/pyproject.toml sdk-python/pyproject.toml
+      --group pyproject.toml:dev --extra cli --extra otel --extra pydantic "$@" server/pyproject.toml sdk-python/pyproject.toml
