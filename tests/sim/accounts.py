@@ -124,7 +124,7 @@ class Accounts:
             self._starts += 1
             if self._starts % LOOK_EVERY == 0:
                 self._check_order(started, now)
-        self._check_shares(started)
+        self._check_shares(started, now)
         if self._steps % EVERY == 0:
             self._count_all()
             self._check_timers(now)
@@ -247,7 +247,7 @@ class Accounts:
             spec.priority if spec.resources or fair else 0,
         )
 
-    def _check_shares(self, started: list[tuple[int, Lease]]) -> None:
+    def _check_shares(self, started: list[tuple[int, Lease]], now: Now) -> None:
         """While several tenants wait all the time, what they get follows their weights."""
         state = self._state
         for name, pool in state.pools.items():
@@ -258,18 +258,29 @@ class Accounts:
             if not mine and self._counts.get(name) == count:
                 continue
             self._counts[name] = count
-            waiting = self._waiting(name)
+            waiting, old = self._waiting(name, now)
             for _, lease in mine:
-                tenants = waiting.setdefault((name, lease.spec.priority), {})
-                tenants[lease.spec.tenant] = tenants.get(lease.spec.tenant, 0) + 1
+                task = state.tasks.get(lease.task_id)
+                if task is not None and task.since < now.mono:
+                    tenants = old.setdefault((name, lease.spec.priority), {})
+                    tenants[lease.spec.tenant] = tenants.get(lease.spec.tenant, 0) + 1
+            self._forget_the_sated(name, old, begin=False)
             for _, lease in mine:
                 self._charge(name, lease)
-                tenants = waiting[name, lease.spec.priority]
-                tenants[lease.spec.tenant] -= 1
-                if not tenants[lease.spec.tenant]:
-                    del tenants[lease.spec.tenant]
-                    self._shares.pop((name, lease.spec.priority), None)
+                self._use_up(lease, old, now)
             self._forget_the_sated(name, waiting)
+
+    def _use_up(self, lease: Lease, old: dict[tuple[str, int], dict[str, int]], now: Now) -> None:
+        """A tenant whose last old task starts has a break, even if more get in by that start."""
+        task = self._state.tasks.get(lease.task_id)
+        if task is None or task.since >= now.mono:
+            return
+        name = (lease.spec.pool, lease.spec.priority)
+        tenants = old[name]
+        tenants[lease.spec.tenant] -= 1
+        if not tenants[lease.spec.tenant]:
+            del tenants[lease.spec.tenant]
+            self._shares.pop(name, None)
 
     def _cost(self, task: Task) -> int:
         """What a start costs its tenant; remembers the biggest."""
@@ -303,23 +314,30 @@ class Accounts:
                     f" ns ahead of {other!r}, the bound is {bound}",
                 )
 
-    def _waiting(self, pool: str) -> dict[tuple[str, int], dict[str, int]]:
-        """How many tasks of each tenant wait in each class of a pool."""
+    def _waiting(
+        self, pool: str, now: Now
+    ) -> tuple[dict[tuple[str, int], dict[str, int]], dict[tuple[str, int], dict[str, int]]]:
+        """How many tasks of each tenant wait in each class of a pool: all, and from before now."""
         waiting: dict[tuple[str, int], dict[str, int]] = {}
+        old: dict[tuple[str, int], dict[str, int]] = {}
         for task in self._state.tasks.values():
             spec = task.spec
-            if spec.pool == pool and task.status == Status.READY and task.p_via is None:
-                self._cost(task)
-                tenants = waiting.setdefault((pool, spec.priority), {})
+            if task.status != Status.READY or spec.pool != pool or task.p_via is not None:
+                continue
+            self._cost(task)
+            for counts in (waiting, old) if task.since < now.mono else (waiting,):
+                tenants = counts.setdefault((pool, spec.priority), {})
                 tenants[spec.tenant] = tenants.get(spec.tenant, 0) + 1
-        return waiting
+        return waiting, old
 
-    def _forget_the_sated(self, pool: str, waiting: dict[tuple[str, int], dict[str, int]]) -> None:
+    def _forget_the_sated(
+        self, pool: str, waiting: dict[tuple[str, int], dict[str, int]], begin: bool = True
+    ) -> None:
         """Only tenants that wait without a break are compared."""
         for name in [name for name in self._shares if name[0] == pool]:
             if self._shares[name].got.keys() != waiting.get(name, {}).keys():
                 del self._shares[name]
-        for name, tenants in waiting.items():
+        for name, tenants in waiting.items() if begin else ():
             if name not in self._shares:
                 self._shares[name] = Shares(list(tenants))
 

@@ -37,6 +37,7 @@ class Chronicle:
         occurrences: All tasks of each schedule, in order.
         schedules: How schedules stand.
         puts: How each schedule stood when it was put, or first saved since then.
+        put_above: Highest id there was then: what has a higher one came of that put or later.
         was_paused: Schedules that were paused since they were put.
         deleted: Tasks removed by hand.
         redriven: How often each task was put back.
@@ -55,6 +56,7 @@ class Chronicle:
         self.occurrences: dict[str, list[int]] = {}
         self.schedules: dict[str, StoredSchedule] = {}
         self.puts: dict[str, StoredSchedule] = {}
+        self.put_above: dict[str, int] = {}
         self.was_paused: dict[str, None] = {}
         self.deleted: dict[int, None] = {}
         self.redriven: dict[int, int] = {}
@@ -81,6 +83,7 @@ class Chronicle:
         before = self.puts.get(name)
         if before is None or before.put_at != stored.put_at or name not in self.schedules:
             self.puts[name] = stored
+            self.put_above[name] = self.high_water
             self.was_paused.pop(name, None)
         if stored.paused:
             self.was_paused[name] = None

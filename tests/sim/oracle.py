@@ -382,12 +382,17 @@ class Occurrences:
             if len(instants) == INSTANTS_MAX:
                 continue
             base = spec.template.key or name
-            created = sum(occurrence_key(base, at) in chronicle.by_key for at in instants)
-            if len(instants) - created != stored.skipped - put.skipped:
+            ids = [chronicle.by_key.get(occurrence_key(base, at), ()) for at in instants]
+            created = sum(any(i > chronicle.put_above[name] for i in each) for each in ids)
+            # What the schedule had created before it was put again, under a clock that was ahead,
+            # is not created anew when it is due; it is passed over like others when it is not.
+            before = sum(bool(each) for each in ids) - created
+            passed = stored.skipped - put.skipped
+            if not len(instants) - created - before <= passed <= len(instants) - created:
                 known.broken(
                     "every instant of a schedule is accounted for",
-                    f"{name}: {len(instants)} instants, {created} created, "
-                    f"{stored.skipped - put.skipped} passed over",
+                    f"{name}: {len(instants)} instants, {created} created, {before} were there, "
+                    f"{passed} passed over",
                 )
 
 
