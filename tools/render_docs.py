@@ -121,10 +121,15 @@ def section(title: str, cls: type, path: str, words: dict[str, str]) -> Iterator
         if "table" in entry.metadata:
             title_within = f"{title.strip('[]')}.{entry.name}"
             inner += section(f"[{title_within}]", entry.metadata["table"], key, words)
+        elif "tables" in entry.metadata:
+            title_within = f"{title.strip('[]')}.{entry.name}"
+            inner += section(f"[[{title_within}]]", entry.metadata["tables"], key, words)
         else:
             rows.append(f"| `{entry.name}` | {shown_default(entry)} | {words.pop(key)} |")
-    yield from [f"## {title}", "", "| key | default | meaning |", "| --- | --- | --- |"]
-    yield from [*rows, "", *inner]
+    if rows:
+        yield from [f"## {title}", "", "| key | default | meaning |", "| --- | --- | --- |"]
+        yield from [*rows, ""]
+    yield from inner
 
 
 def shown_default(entry: dataclasses.Field[object]) -> str:
@@ -161,14 +166,25 @@ def configuration() -> str:
             MARK,
             "",
             "`cronoq-server --config cronoq.toml` reads one TOML file; without it every value is",
-            "the default. Defaults come from `server/src/cronoq_server/config.py`. Durations are",
-            "seconds. An unknown key is a mistake; all mistakes are reported at once, each with",
-            "its path, and `--check` reports them without serving. A whole file to start from is",
-            "`server/deploy/cronoq.example.toml`; a short one:",
+            "the default. Defaults come from `server/src/cronoq_server/config/sections.py`.",
+            "Durations are seconds. An unknown key is a mistake; all mistakes are reported at",
+            "once, each with its path and line, and `--check` reports them without serving.",
+            "`cronoq-server config` prints what holds in the end, without secrets. A whole file to",
+            "start from is `server/deploy/cronoq.example.toml`; a short one:",
             "",
             "```toml",
             *EXAMPLE.splitlines(),
             "```",
+            "",
+            "## Environment",
+            "",
+            "A variable changes a value: `CRONOQ_`, then its path in capitals, with two",
+            "underscores between the parts. `CRONOQ_SERVER__GRPC_ADDR=0.0.0.0:7070` sets",
+            "`server.grpc_addr`, `CRONOQ_POOLS__0__MAX=8` the first pool's `max`; the number",
+            "after the last adds a table. What is not a text is written as in TOML:",
+            "`CRONOQ_AUTH__TOKENS__0__POOLS='[\"mail\"]'`, or a whole list at once,",
+            "`CRONOQ_POOLS='[{ name = \"mail\" }]'`. The command line wins over the environment,",
+            "the environment over the file.",
             "",
             *parts,
         ]

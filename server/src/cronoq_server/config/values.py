@@ -1,0 +1,76 @@
+"""What the configuration is made of besides plain values: addresses and mistakes."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Problem(NamedTuple):
+    """One mistake.
+
+    Attributes:
+        path: Which value it is of, such as `pools[1].max`.
+        message: What is wrong with it.
+        place: Where it stands: file and line, or an environment variable; empty = nowhere.
+    """
+
+    path: str
+    message: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+class ConfigError(Exception):
+    """The configuration has mistakes.
+
+    Attributes:
+        source: The file, or a word for where the values came from.
+        problems: All mistakes, in the order of the file.
+    """
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(f"{one.place or source}: {one}" for one in problems))
+        self.source = source
+        self.problems = tuple(problems)
+
+
+class Address(NamedTuple):
+    """Where to listen; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(value: object) -> Address:
+    """Reads `host:port`, with an IPv6 host in brackets.
+
+    Raises:
+        ValueError: It is not of that form.
+    """
+    if not isinstance(value, str):
+        raise ValueError("must be a text of the form host:port")
+    host, colon, port = value.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{value!r} is ambiguous: put an IPv6 host in brackets, [::1]:7070")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError(f"{value!r} is not of the form host:port with a port from 0 to 65535")
+    return Address(host, int(port))
