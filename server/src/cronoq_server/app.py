@@ -22,6 +22,7 @@ from cronoq_server.api.gate import Gate
 from cronoq_server.api.grpc_api import all_handlers
 from cronoq_server.api.health_http import HealthServer
 from cronoq_server.api.listener import Listener, claim
+from cronoq_server.api.metrics import Metrics
 from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
 from cronoq_server.api.testing_api import ClockService
@@ -58,6 +59,7 @@ class Server:
     Attributes:
         address: Where it serves gRPC, with the real port.
         leader: The driver that leads at this moment; raises `Refused` when there is none.
+        metrics: What Prometheus is told.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Server:
             settings = msgspec.structs.replace(settings, grace=0)
         self._replica = Replica(self._store, self._clock, self._engine, settings, self)
         self.leader = self._replica.leader
+        self.metrics = Metrics(self.leader, lambda: self._replica.ready)
         reader = SpecReader(config.limits, [pool.name for pool in config.pools])
         service = Service(config.limits, Gate(config.limits), self.leader)
         handlers = all_handlers(service, reader)

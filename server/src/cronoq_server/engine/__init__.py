@@ -94,6 +94,7 @@ from cronoq_server.engine.model import (
     Pairs,
     PastAttempt,
     PoolSettings,
+    Priority,
     Progress,
     Refusal,
     ResourceSettings,
@@ -106,6 +107,7 @@ from cronoq_server.engine.model import (
 )
 from cronoq_server.engine.mutations import StoredSchedule
 from cronoq_server.engine.policies import Chance
+from cronoq_server.engine.quality import Spread
 from cronoq_server.engine.timers import NEVER
 
 __all__ = [
@@ -161,6 +163,7 @@ __all__ = [
     "PauseSchedule",
     "PoolSettings",
     "PoolView",
+    "Priority",
     "Progress",
     "PutSchedule",
     "Receipt",
@@ -182,6 +185,7 @@ __all__ = [
     "SnapshotQuery",
     "SnapshotView",
     "Status",
+    "Spread",
     "StatusEvent",
     "Step",
     "StoredSchedule",

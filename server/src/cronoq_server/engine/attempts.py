@@ -99,7 +99,7 @@ def dispatch(draft: Draft) -> None:
         spec = task.spec
         pool = pools[spec.pool]
         pool.dispatched += 1
-        pool.quality.waits.append(mono - task.since)
+        pool.quality.count_wait(mono - task.since)
         offer = Lease(
             lease,
             task.id,
@@ -308,7 +308,7 @@ def _end(draft: Draft, session: Session, attempt: Attempt) -> None:
     state = draft.state
     task = attempt.task
     del session.leases[attempt.lease]
-    state.pools[task.spec.pool].quality.used += draft.now.mono - attempt.began
+    state.pools[task.spec.pool].quality.count_run(draft.now.mono - attempt.began)
     task.lease = 0
     task.session = 0
     if attempt.released:

@@ -22,6 +22,7 @@ from cronoq_server.engine.model import (
     TaskSpec,
 )
 from cronoq_server.engine.mutations import StoredSchedule
+from cronoq_server.engine.quality import Spread
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False):
@@ -233,7 +234,8 @@ class PoolView(msgspec.Struct, frozen=True, gc=False):
     """Counts and figures of one pool.
 
     `pending_by_class` goes from critical to low, `waits` are the median, the 90th and the 99th
-    percentile in seconds, `cost` is in slot-seconds; formulas stand in `quality`.
+    percentile in seconds, `cost` is in slot-seconds, `waited`, `ran`
+    and `lagged` count nanoseconds; formulas stand in `quality`.
     """
 
     name: str
@@ -257,6 +259,9 @@ class PoolView(msgspec.Struct, frozen=True, gc=False):
     schedule_efficiency: float = 1.0
     waits: tuple[float, float, float] = (0.0, 0.0, 0.0)
     cost: float = 0.0
+    waited: Spread = Spread()
+    ran: Spread = Spread()
+    lagged: Spread = Spread()
 
 
 class TotalsView(msgspec.Struct, frozen=True, gc=False):

@@ -15,12 +15,56 @@ higher score: fair shares, held slots and resources make that happen, a broken l
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 
-from cronoq_server.engine.model import SECOND, Duration
+import msgspec
+
+from cronoq_server.engine.model import MILLISECOND, SECOND, Duration
 
 WINDOW = 1000
 """Dispatches that the figures look back on."""
+
+LATENCIES: tuple[Duration, ...] = tuple(
+    [step * MILLISECOND for step in (1, 2, 5, 10, 20, 50, 100, 200, 500)]
+    + [step * SECOND for step in (1, 2, 5, 10, 30, 60, 120, 300, 900, 3600, 21_600, 86_400)]
+)
+"""Upper bounds of the classes that waits and run times are counted in: a millisecond to a day."""
+
+
+class Spread(msgspec.Struct, frozen=True, gc=False):
+    """What a histogram holds at one moment.
+
+    Attributes:
+        bounds: Upper bound of each class, ascending; the last class has none.
+        counts: How many values fell into each class, one more than there are bounds.
+        total: The sum of all values.
+    """
+
+    bounds: tuple[int, ...] = ()
+    counts: tuple[int, ...] = (0,)
+    total: int = 0
+
+
+class Histogram:
+    """Counts values by size, for as long as this leadership lasts."""
+
+    __slots__ = ("_bounds", "_counts", "_total")
+
+    def __init__(self, bounds: Sequence[int] = LATENCIES) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._total = 0
+
+    def count(self, value: int) -> None:
+        """Adds one value; one that equals a bound is within it."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    def spread(self) -> Spread:
+        """All that has been counted."""
+        return Spread(self._bounds, tuple(self._counts), self._total)
 
 
 class Share:
@@ -54,15 +98,31 @@ class Quality:
         starts: Fixed starts that were met.
         used: Slot time used by attempts, nanoseconds.
         waits: Times from ready to dispatched of the last dispatches, nanoseconds.
+        waited: The same of all dispatches, by size.
+        ran: How long leases were out, by size, nanoseconds.
+        lagged: How long after their instants occurrences were created, by size, nanoseconds.
     """
 
-    __slots__ = ("adherence", "starts", "used", "waits")
+    __slots__ = ("adherence", "lagged", "ran", "starts", "used", "waited", "waits")
 
     def __init__(self) -> None:
         self.adherence = Share()
         self.starts = Share()
         self.used: Duration = 0
         self.waits: deque[Duration] = deque(maxlen=WINDOW)
+        self.waited = Histogram()
+        self.ran = Histogram()
+        self.lagged = Histogram()
+
+    def count_wait(self, wait: Duration) -> None:
+        """Adds a dispatch that came so long after its task was ready."""
+        self.waits.append(wait)
+        self.waited.count(wait)
+
+    def count_run(self, ran: Duration) -> None:
+        """Adds an attempt whose lease was out for so long."""
+        self.used += ran
+        self.ran.count(ran)
 
     def wait_quantiles(self) -> tuple[float, float, float]:
         """Median, 90th and 99th percentile of the waits, in seconds; 0 without any."""

@@ -261,6 +261,8 @@ def _fire(draft: Draft, schedule: Schedule, calendar: Calendar) -> None:
             skipped += 1
             continue
         _create(draft, schedule, key, instant)
+        lag = max(0, draft.now.wall - instant)
+        draft.state.pools[spec.template.pool].quality.lagged.count(lag)
     stored = schedule.stored
     schedule.stored = replace(
         stored,

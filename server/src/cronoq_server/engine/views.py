@@ -176,6 +176,9 @@ def _pool_view(state: State, pool: Pool, sessions: list[Session], now: Now) -> P
         efficiency(capacity, busy, counts[Status.READY]),
         quality.wait_quantiles(),
         quality.used / SECOND,
+        quality.waited.spread(),
+        quality.ran.spread(),
+        quality.lagged.spread(),
     )
 
 

@@ -39,6 +39,7 @@ from cronoq_server.runtime.clock import Alarm, Clock, after, within
 from cronoq_server.runtime.inbox import Inbox
 from cronoq_server.runtime.loading import Loader
 from cronoq_server.runtime.lookups import Lookups
+from cronoq_server.runtime.meters import Meters
 from cronoq_server.runtime.outbox import Outbox, awaited_calls, volume
 from cronoq_server.runtime.refusals import NOT_LEADER, STOPPING, STORE_LATE, Refused
 from cronoq_server.runtime.sessions import Sessions
@@ -105,6 +106,7 @@ class Driver:
         clock: Where its time comes from.
         inbox: Takes calls.
         leadership: The term it serves under.
+        meters: Figures about its commits.
         sessions: The connected workers.
         store: Where its batches go.
         watchers: Those who watch.
@@ -122,6 +124,7 @@ class Driver:
         self.clock = clock
         self.store = store
         self.leadership = leadership
+        self.meters = Meters()
         self.inbox = Inbox(clock, Loader(store), settings.queued_max)
         self.sessions = Sessions(self.inbox)
         self.watchers = Watchers(
@@ -159,6 +162,16 @@ class Driver:
     def ready(self) -> bool:
         """Whether calls are taken: it leads, and the store keeps up."""
         return self._recovered and not self._late and not self._ended.is_set()
+
+    @property
+    def store_answers(self) -> bool:
+        """Whether the store confirmed what it was last given, within `commit_timeout`."""
+        return not (self._late or self._writer.failing)
+
+    @property
+    def commits_in_flight(self) -> int:
+        """How many batches are on their way to the store: none or one."""
+        return int(self._writer.committing)
 
     @property
     def desired_slots(self) -> Mapping[str, int]:
@@ -391,6 +404,7 @@ class Driver:
         batch = self._writer.take()
         self._covered = []
         if batch is not None:
+            self.meters.confirmed(batch, self._writer.begun, self.clock.now().mono)
             self.watchers.advance(batch.position)
             self._progress.set()
         return covered

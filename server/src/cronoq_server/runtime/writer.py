@@ -29,6 +29,7 @@ class Writer:
 
     Attributes:
         begun: Mono instant at which the present work began.
+        failing: Whether the last attempt was not confirmed.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Writer:
         bell: asyncio.Event,
     ) -> None:
         self.begun: Instant = 0
+        self.failing = False
         self._store = store
         self._leadership = leadership
         self._clock = clock
@@ -78,6 +80,11 @@ class Writer:
         work.result()
         return batch
 
+    @property
+    def committing(self) -> bool:
+        """Whether a batch, and not a mere check, is on its way."""
+        return self._batch is not None
+
     def waits_since(self, now: Instant) -> Duration:
         """For how long the present work has been going on; 0 without any."""
         return now - self.begun if self._work is not None else 0
@@ -97,6 +104,7 @@ class Writer:
             try:
                 await self._attempt(batch)
             except Unavailable as error:
+                self.failing = True
                 log.warning(
                     "the store did not confirm batch %s, trying again: %s",
                     "(check)" if batch is None else batch.position,
@@ -104,6 +112,7 @@ class Writer:
                     extra={"action": "store_late"},
                 )
             else:
+                self.failing = False
                 return
             await self._clock.sleep_until(after(self._clock.now(), backoff))
             backoff = min(2 * backoff, BACKOFF_MAX)
