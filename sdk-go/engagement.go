@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	rpccode "google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/grpc/codes"
 
 	pb "github.com/cronoq/cronoq/sdk-go/internal/cronoqpb"
@@ -139,7 +140,8 @@ func (e *engagement) redirected(endpoint, refused string) {
 func (e *engagement) gaveUp(code codes.Code, message string) {
 	e.options.Logger.Error("cronoq: giving up", "code", code.String(), "message", message)
 	made := failure(ErrGaveUp, "%s: %s", code, message)
-	made.Details = map[string]string{"code": code.String()}
+	// The code's name as all languages and the wire's documents write it.
+	made.Details = map[string]string{"code": rpccode.Code(code).String()}
 	made.cause = kindOf("", code)
 	e.mu.Lock()
 	e.failure = made
