@@ -33,7 +33,7 @@ class RefTask:
     tenant: str
     latest: int | None = None
     expected: int = 0
-    avoid: int | None = None
+    avoid: tuple[int, ...] = ()
 
     def score(self, now: int) -> int:
         """Class base, age and urgency, in units of 10**-15 points."""
@@ -303,7 +303,7 @@ class Reference:
         for held, session in self.holds:
             if held is task and session is not None:
                 return [self.sessions[session]]
-        return [s for s in self._free(task.pool) if s.fits(task) and s.id != task.avoid]
+        return [s for s in self._free(task.pool) if s.fits(task) and s.id not in task.avoid]
 
     @staticmethod
     def _check_choice(task: RefTask, chosen: int | None, fitting: list[RefSession]) -> None:

@@ -209,7 +209,7 @@ class World:
                 return
             if self.chance.random() < 0.1:
                 running.fast.since = running.plain.since = self.wall
-                running.plain.avoid = None
+                running.plain.avoid = ()
                 self._push(running.fast, running.plain)
             else:
                 self.fast.release(running.fast.demand)
@@ -220,19 +220,20 @@ class World:
         if running is None:
             return
         plain = running.plain
-        avoid = running.session if self.chance.random() < 0.8 and not self.is_plain else None
-        plain.avoid = avoid
-        self.fast.push_back(running.fast, self.wall, plain.latest, plain.expected, avoid)
+        if self.chance.random() < 0.8 and not self.is_plain:
+            others = [each for each in plain.avoid if each != running.session]
+            plain.avoid = (*others, running.session)
+        self.fast.push_back(running.fast, self.wall, plain.latest, plain.expected, plain.avoid)
         self.reference.push(plain)
         self.waiting[plain.id] = (running.fast, plain)
 
     def forgive(self) -> None:
-        """A task may go to the session that refused it again."""
-        avoiding = [pair for pair in self.waiting.values() if pair[1].avoid is not None]
+        """A task may go to sessions that refused it again: to all of them, or to the first."""
+        avoiding = [pair for pair in self.waiting.values() if pair[1].avoid]
         if avoiding:
             fast, plain = self.chance.choice(avoiding)
-            plain.avoid = None
-            self.fast.forgive(fast)
+            plain.avoid = self.chance.choice(((), plain.avoid[1:]))
+            self.fast.forgive(fast, plain.avoid)
 
     def withdraw(self) -> None:
         """A waiting task is cancelled."""
@@ -270,7 +271,7 @@ class World:
                 if resource.permits is not None:
                     resource.held -= amount
             if self.chance.random() < 0.5:
-                running.plain.avoid = None
+                running.plain.avoid = ()
                 self._push(running.fast, running.plain)
             else:
                 self.fast.release(running.fast.demand)

@@ -563,6 +563,55 @@ def test_last_session_that_refused_is_passed_over_for_its_whole_time() -> None:
     assert world.lease(second).task_id == task
 
 
+def test_every_session_that_refused_is_passed_over_for_its_own_time() -> None:
+    """EN-51: the first refuser does not get it back because a second one refused it too."""
+    world, first, task = running(retry=RetryPolicy(initial_backoff=10 * SECOND))
+    second = world.join()
+    world.nack(first)
+    assert world.lease(second).task_id == task
+    world.advance(4 * SECOND)
+    world.nack(second)
+    assert not world.out[first]
+    assert not world.out[second]
+    assert world.view(task).waiting_for == ("the workers with a free slot have just refused it",)
+    world.advance(6 * SECOND - 1)
+    assert world.status(task) == Status.READY
+    world.advance(1)
+    assert world.lease(first).task_id == task
+    world.nack(first)
+    world.advance(4 * SECOND)
+    assert world.lease(second).task_id == task
+
+
+def test_third_session_gets_what_two_refused() -> None:
+    """EN-51: whoever has not refused it may have it at once."""
+    world, first, task = running()
+    second = world.join()
+    world.nack(first)
+    world.nack(second)
+    assert world.status(task) == Status.READY
+    third = world.join()
+    assert world.lease(third).task_id == task
+    assert world.lease(third).attempt == 1
+
+
+def test_session_that_refused_is_passed_over_in_the_next_attempt_too() -> None:
+    """EN-51: an attempt that failed meanwhile does not make the session willing."""
+    world, first, task = running(retry=RetryPolicy(initial_backoff=10 * SECOND))
+    second = world.join()
+    world.nack(first)
+    world.fail(second, retry_after=2 * SECOND)
+    world.add(spec(), spec())
+    world.advance(2 * SECOND)
+    world.complete(first)
+    assert not world.out[first]
+    world.advance(8 * SECOND - 1)
+    assert world.status(task) == Status.READY
+    world.advance(1)
+    assert world.lease(first).task_id == task
+    assert world.lease(first).attempt == 2
+
+
 def test_session_that_refused_is_passed_over_when_the_next_lease_is_lost() -> None:
     """EN-51: another session's lost lease is no reason to ask it again."""
     world, first, task = running(retry=RetryPolicy(initial_backoff=5 * SECOND))
@@ -655,6 +704,17 @@ def test_lease_that_could_not_be_handed_over_is_offered_again() -> None:
     assert world.lease(other).attempt == 1
     world.step(Unsent(session, (lease,)), Unsent(777, (1,)))
     assert world.lease(other).attempt == 1
+
+
+def test_lease_that_ended_before_it_left_frees_its_slot() -> None:
+    """EN-54: its worker never had it, so nobody waits for its word."""
+    world, session, task = running()
+    lease = world.lease(session).lease
+    world.cancel(task)
+    behind = world.add(spec())
+    assert world.status(behind) == Status.READY
+    world.step(Unsent(session, (lease,)))
+    assert world.lease_of(behind).attempt == 1
 
 
 def test_beats_and_reports_of_unknown_sessions_are_ignored() -> None:

@@ -6,13 +6,14 @@ import gc
 import random
 import sys
 from collections.abc import Iterable
+from itertools import combinations
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cronoq_server.engine.placement import Placement, PoolRules, Waiting
-from cronoq_server.engine.placement.gates import IDLE_DEMANDS_MAX
+from cronoq_server.engine.placement.gates import IDLE_DEMANDS_MAX, PICKY_MAX
 from cronoq_server.engine.placement.holds import Hold
 from cronoq_server.engine.placement.kinetic import Tournament
 from cronoq_server.engine.placement.lines import Line
@@ -273,10 +274,12 @@ class TestWorkers:
         refused = desk.push()
         assert desk.run() == [(refused, 1)]
         desk.finish(refused)
-        desk.placement.push_back(desk.tasks[refused], desk.now, avoid=1)
+        desk.placement.push_back(desk.tasks[refused], desk.now, avoid=(1,))
         desk.placement.slots(1, 1)
         assert desk.run() == []
-        assert desk.placement.waiting_for(desk.tasks[refused]) == ("no free slot",)
+        assert desk.placement.waiting_for(desk.tasks[refused]) == (
+            "the workers with a free slot have just refused it",
+        )
         other = desk.push()
         desk.worker(2, 0)
         assert desk.run() == [(other, 1)]
@@ -292,8 +295,40 @@ class TestWorkers:
         desk.run()
         desk.finish(refused)
         desk.worker(2, 1)
-        desk.placement.push_back(desk.tasks[refused], desk.now, avoid=1)
+        desk.placement.push_back(desk.tasks[refused], desk.now, avoid=(1,))
         assert desk.run() == [(refused, 2)]
+
+    def test_all_sessions_that_refused_are_passed_over(self) -> None:
+        """One of them that is free changes nothing; each may be forgiven on its own."""
+        desk = Desk()
+        desk.worker(1, 1)
+        refused = desk.push()
+        desk.run()
+        desk.finish(refused)
+        desk.placement.push_back(desk.tasks[refused], desk.now, avoid=(2, 1))
+        desk.placement.slots(1, 1)
+        desk.worker(2, 1)
+        assert desk.run() == []
+        desk.placement.forgive(desk.tasks[refused], (1,))
+        assert desk.run() == [(refused, 2)]
+
+    def test_sets_of_sessions_beyond_the_most_are_cut_to_the_last(self) -> None:
+        """However many tasks were refused by however many sets, gates stay few."""
+        desk = Desk()
+        sessions = range(1, 41)
+        for session in sessions:
+            desk.worker(session, 2)
+        refused = [desk.push() for _ in range(80)]
+        desk.run()
+        for number, (one, other) in zip(refused, combinations(sessions, 2), strict=False):
+            desk.finish(number)
+            desk.placement.push_back(desk.tasks[number], desk.now, avoid=(one, other))
+        gates = desk.placement._halls[0].gates
+        assert len({gate.avoid for gate in gates._gates.values()} - {()}) <= PICKY_MAX + 40
+        assert max(len(gate.avoid) for gate in gates._gates.values()) == 2
+        last = desk.tasks[refused[-1]]
+        assert last.p_via is not None
+        assert len(last.p_via.avoid) == 1
 
     def test_profiles_that_are_gone_are_forgotten(self) -> None:
         """Workers with a label of their own come and go by hundreds without a trace."""

@@ -198,7 +198,7 @@ def test_accounts_never_leak(seed: int) -> None:
         placement.finished(task)
         if chance.random() < 0.3:
             task.since = chance.choice((task.since, now))
-            placement.push_back(task, now, avoid=chance.choice((None, session)))
+            placement.push_back(task, now, avoid=chance.choice(((), (session,))))
             waiting[task.id] = task
         else:
             placement.release(task.demand)

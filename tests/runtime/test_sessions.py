@@ -88,7 +88,7 @@ async def test_what_is_released_together_is_read_together() -> None:
     await settle()
     desk.sessions.deliver(number, Receipt(number, 1, 1))
     first = desk.dispatch(1)
-    second = desk.abort(1)
+    second = desk.abort(9)
     desk.sessions.deliver(number, Receipt(number, 2, 1))
     assert await done(reading) == [first, second, Receipt(number, 2, 1)]
 
@@ -175,13 +175,39 @@ class TestCutOff:
         assert desk.inbox.drain(10) == [WorkerLost(desk.session.number, False)]
         assert await done(desk.session.outbound()) == [Dropped(desk.session.number)]
 
+    async def test_leases_that_end_in_the_queue_are_not_sent(self) -> None:
+        """Neither they nor their aborts: the engine gets them back, and their slots."""
+        desk = Desk(slots=2)
+        await joined(desk)
+        desk.dispatch(1, 2)
+        other = desk.abort(7)
+        desk.abort(1)
+        number = desk.session.number
+        assert desk.inbox.drain(10) == [Unsent(number, (1,))]
+        (left, also) = await done(desk.session.outbound())
+        assert isinstance(left, Dispatch)
+        assert [lease.lease for lease in left.leases] == [2]
+        assert also == other
+
+    async def test_any_number_of_leases_may_end_in_the_queue(self) -> None:
+        """While a commit takes its time, a slot may be given away and taken back often."""
+        desk = Desk(slots=1)
+        await joined(desk)
+        before = desk.abort(1)
+        for lease in range(2, 20):
+            desk.dispatch(lease)
+            desk.abort(lease)
+        last = desk.dispatch(20)
+        assert await done(desk.session.outbound()) == [before, last]
+        assert len(desk.sessions) == 1
+
     async def test_a_worker_that_reads_is_not(self) -> None:
         """The bound is on what waits."""
         desk = Desk(slots=2)
         for number in range(10):
             desk.dispatch(number, number + 100)
-            desk.abort(number)
             await done(desk.session.outbound())
+            desk.abort(number)
         assert desk.inbox.drain(10) == []
 
     async def test_a_worker_with_more_slots_may_have_more_waiting(self) -> None:

@@ -160,7 +160,7 @@ def released(draft: Draft, event: Released) -> None:
 
 
 def unsent(draft: Draft, event: Unsent) -> None:
-    """These leases never left: each is offered again within the same attempt."""
+    """These leases never left: each is offered again within its attempt, or frees its slot."""
     session = draft.state.sessions.get(event.session)
     if session is None:
         return
@@ -168,6 +168,9 @@ def unsent(draft: Draft, event: Unsent) -> None:
         attempt = session.leases.get(lease)
         if attempt is not None:
             give_back(draft, session, attempt)
+        elif lease in session.stuck:
+            del session.stuck[lease]
+            draft.touched[session.number] = session
 
 
 def reported(draft: Draft, event: AttemptsReported) -> None:
@@ -283,10 +286,10 @@ def _nacked(draft: Draft, session: Session, attempt: Attempt, report: Nacked) ->
         fail_retryable(draft, session, attempt, Outcome.REFUSED_TOO_OFTEN, message)
         return
     policy = effective_retry(task.spec.retry, draft.state.pools[task.spec.pool].retry)
-    task.refused_by = session.number
-    task.forgive_at = draft.now.mono + policy.initial_backoff
+    forgive_at = draft.now.mono + policy.initial_backoff
+    task.refused(session.number, forgive_at)
     give_back(draft, session, attempt)
-    draft.state.mono_timers.arm(task.forgive_at, TimerKind.FORGIVE, task)
+    draft.state.mono_timers.arm(forgive_at, TimerKind.FORGIVE, task)
 
 
 def give_back(draft: Draft, session: Session, attempt: Attempt) -> None:

@@ -61,7 +61,8 @@ def line_up(draft: Draft) -> None:
             break
     mono = draft.now.mono
     to_mono = mono - draft.now.wall
-    pools, push = draft.state.pools, draft.state.placement.push
+    pools, placement = draft.state.pools, draft.state.placement
+    push = placement.push
     for task in ready:
         if task.status != Status.READY:
             continue
@@ -72,7 +73,11 @@ def line_up(draft: Draft) -> None:
             expected = pool.means.get(spec.kind, pool.settings.default_duration)
         task.expected = expected
         deadline = task.deadline_at
-        push(task, mono, None if deadline is None else deadline - expected + to_mono, expected)
+        latest = None if deadline is None else deadline - expected + to_mono
+        if task.refusals:
+            placement.push_back(task, mono, latest, expected, task.avoids(mono))
+        else:
+            push(task, mono, latest, expected)
     ready.clear()
 
 
@@ -122,7 +127,7 @@ def wake(draft: Draft) -> None:
             message = f"no task with key {missing!r} was submitted in time"
             finish(draft, owner, Cause.PARENT_IMPOSSIBLE, message)
         elif owner.status == Status.READY:
-            state.placement.forgive(owner)
+            state.placement.forgive(owner, owner.avoids(now.mono))
 
 
 def _wait_over(draft: Draft, call: int) -> None:

@@ -93,8 +93,8 @@ class Task(Waiting, gc=False, eq=False, kw_only=True):
         session: The session that holds the lease.
         same_attempt: Its next start goes on with the attempt number it has.
         nacks: How often this attempt was refused.
-        refused_by: The session that refused it last.
-        forgive_at: Mono instant up to which that session is passed over.
+        refusals: Sessions that are passed over since they refused it, the last one last, each with
+            the mono instant up to which it is.
         unmet: Edges that do not hold yet.
         awaiting: How many of them name a key that nobody has submitted yet.
         progress: The last progress a heartbeat brought.
@@ -122,8 +122,7 @@ class Task(Waiting, gc=False, eq=False, kw_only=True):
     session: int = 0
     same_attempt: bool = False
     nacks: int = 0
-    refused_by: int = 0
-    forgive_at: Instant = 0
+    refusals: tuple[tuple[int, Instant], ...] = ()
     unmet: int = 0
     awaiting: int = 0
     progress: Progress | None = None
@@ -133,9 +132,16 @@ class Task(Waiting, gc=False, eq=False, kw_only=True):
     booked: tuple[Instant, Instant] | None = None
     held: bool = False
 
-    def avoids(self, mono: Instant) -> int | None:
-        """The session that is passed over at this mono instant, since it refused the task."""
-        return self.refused_by if self.forgive_at > mono else None
+    def refused(self, session: int, until: Instant) -> None:
+        """Notes that a session refused it, and is to be passed over until a mono instant."""
+        others = [each for each in self.refusals if each[0] != session]
+        self.refusals = (*others, (session, until))
+
+    def avoids(self, mono: Instant) -> tuple[int, ...]:
+        """The sessions that are passed over at this mono instant, the last that refused last."""
+        if self.refusals:
+            self.refusals = tuple(each for each in self.refusals if each[1] > mono)
+        return tuple(session for session, _ in self.refusals)
 
 
 class Attempt(Node, gc=False, eq=False, kw_only=True):
@@ -644,7 +650,7 @@ class State:
             return owner.status == Status.RETRYING and owner.backoff_until == at
         if kind == TimerKind.AWAIT:
             return owner.status == Status.BLOCKED and owner.awaiting > 0
-        return owner.status < FIRST_TERMINAL and owner.forgive_at == at
+        return owner.status < FIRST_TERMINAL and any(until == at for _, until in owner.refusals)
 
     def close(self) -> None:
         """Cuts every link, so that untracked records are freed."""

@@ -8,6 +8,8 @@ Rules a change must keep:
    while it is full is cut off: its stream ends, its leases are resumed or expire.
 4. Leases that cannot be handed over go back to the engine (`Unsent`), before it learns that the
    session is lost, so that they are offered again within the same attempt.
+5. A lease that ends while it is queued goes back likewise, with its abort: the worker hears of
+   neither. So what is queued are leases and aborts of as many attempts as there are slots.
 
 The frames on the wire are the transport's business, and so is noticing that a stream broke.
 """
@@ -167,13 +169,13 @@ class Session:
                 self._cut_off(effect)
                 return
         elif kind is CancelAttempt:
-            self._aborts_queued += len(effect.aborts)  # type: ignore[union-attr]
+            effect = self._cancel_out(effect)  # type: ignore[arg-type]
+            if not effect.aborts:
+                return
+            self._aborts_queued += len(effect.aborts)
             if self._aborts_queued > self._slots:
                 self._cut_off(effect)
                 return
-            # One that was told to stop before it left: another may have its slot already.
-            queued = {lease for each in self._queue for lease in leases_of(each)}
-            self._leases_queued -= sum(lease in queued for lease, _ in effect.aborts)  # type: ignore[union-attr]
         elif kind is Joined:
             # A worker that drains may go on with more leases than it offers slots.
             self._slots = max(self._slots, len(effect.adopted))  # type: ignore[union-attr]
@@ -182,6 +184,26 @@ class Session:
         else:
             self._queue.append(effect)
         self._wake()
+
+    def _cancel_out(self, effect: CancelAttempt) -> CancelAttempt:
+        """Takes the leases that end before they left out of the queue; returns the other aborts."""
+        queued = {lease for each in self._queue for lease in leases_of(each)}
+        unsent = tuple(lease for lease, _ in effect.aborts if lease in queued)
+        if not unsent:
+            return effect
+        queue: list[Outbound] = []
+        for each in self._queue:
+            if isinstance(each, Dispatch):
+                left = [lease for lease in each.leases if lease.lease not in unsent]
+                if left:
+                    queue.append(Dispatch(each.session, left))
+            else:
+                queue.append(each)
+        self._queue = queue
+        self._leases_queued -= len(unsent)
+        self._inbox.tell(Unsent(self.number, unsent))
+        aborts = tuple(abort for abort in effect.aborts if abort[0] not in unsent)
+        return CancelAttempt(effect.session, aborts)
 
     def end(self, *last: Outbound) -> None:
         """Sends these and nothing after them; the engine hears no more of this session."""

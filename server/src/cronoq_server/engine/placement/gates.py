@@ -18,7 +18,8 @@ Rules a change must keep:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 from cronoq_server.engine.placement.resources import Needs, Resource, Resources
 from cronoq_server.engine.placement.roster import HELD_BIT, Profile, Roster
@@ -26,11 +27,17 @@ from cronoq_server.engine.placement.unions import UnionTree
 
 IDLE_DEMANDS_MAX = 256
 
-# Values of `Demand.avoid` other than a session's number.
-NOBODY = -1
-HOLDER = -2
+PICKY_MAX = 64
+"""Gates that pass sessions over, beyond which a task passes over only the last that refused it."""
 
-_Key = tuple[tuple[str, ...], str, tuple[tuple[str, int], ...], str, int]
+Avoided: TypeAlias = tuple[int, ...]
+"""Numbers of sessions that are passed over, sorted."""
+
+NOBODY: Avoided = ()
+HOLDER: Avoided = (-1,)
+"""Instead of numbers: all sessions but the one that holds a slot for the task."""
+
+_Key: TypeAlias = tuple[tuple[str, ...], str, tuple[tuple[str, int], ...], str, Avoided]
 
 
 class Demand:
@@ -38,8 +45,8 @@ class Demand:
 
     `fits` has the bits of the profiles that may run it; none if it asks for more of a resource
     than there can be. `private` are the accounts it wants that were made by first use, of which
-    `shut_accounts` are closed. `avoid` is a session that is passed over, or `HOLDER` if only the
-    session that holds a slot for the task may have it.
+    `shut_accounts` are closed. `avoid` are the sessions that are passed over, or `HOLDER` if only
+    the session that holds a slot for the task may have it.
     """
 
     __slots__ = ("avoid", "fits", "gate", "is_possible", "key", "kind", "labels", "needs", "pool",
@@ -67,7 +74,9 @@ class Gate:
 
     __slots__ = ("accounts", "avoid", "bit", "demands", "fits", "index")
 
-    def __init__(self, index: int, fits: int, avoid: int, accounts: tuple[Resource, ...]) -> None:
+    def __init__(
+        self, index: int, fits: int, avoid: Avoided, accounts: tuple[Resource, ...]
+    ) -> None:
         self.index = index
         self.bit = 1 << index
         self.fits = fits
@@ -91,9 +100,9 @@ class Gates:
         self._resources = resources
         self._demands: dict[_Key, Demand] = {}
         self._idle = 0
-        self._gates: dict[tuple[int, int, tuple[Resource, ...]], Gate] = {}
+        self._gates: dict[tuple[int, Avoided, tuple[Resource, ...]], Gate] = {}
         self._spare: list[int] = []
-        self._picky: list[Gate] = []  # gates that pass a session over
+        self._picky: list[Gate] = []  # gates that pass sessions over
         self._private: dict[Resource, list[Demand]] = {}
         self._places: dict[Resource, int] = {}  # of shared accounts in the next three
         self._account_bits: list[int] = []  # gates behind each account
@@ -146,9 +155,19 @@ class Gates:
         demand.refs += 1
         return demand
 
-    def variant(self, demand: Demand, avoid: int) -> Demand:
-        """Returns the demand for the same things from other sessions, with one more user."""
-        return self.find((*demand.key[:4], avoid))
+    def variant(self, demand: Demand, avoid: Sequence[int]) -> Demand:
+        """Returns the demand for the same things from other sessions, with one more user.
+
+        Args:
+            demand: Any demand for those things.
+            avoid: `HOLDER`, or the sessions to be passed over, the last one last. Where too many
+                sets are kept apart already, the last one counts alone.
+        """
+        avoided = tuple(sorted(avoid))
+        key = (*demand.key[:4], avoided)
+        if len(avoided) > 1 and len(self._picky) >= PICKY_MAX and key not in self._demands:
+            key = (*demand.key[:4], (avoid[-1],))
+        return self.find(key)
 
     def release(self, demand: Demand) -> None:
         """Gives back one use of a demand."""
@@ -257,7 +276,7 @@ class Gates:
         gate.demands += 1
         demand.gate = gate
 
-    def _make_gate(self, fits: int, avoid: int, accounts: tuple[Resource, ...]) -> Gate:
+    def _make_gate(self, fits: int, avoid: Avoided, accounts: tuple[Resource, ...]) -> Gate:
         self._connected = 0
         index = self._spare.pop() if self._spare else len(self._gates)
         gate = Gate(index, fits, avoid, accounts)

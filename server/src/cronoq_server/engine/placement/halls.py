@@ -9,12 +9,12 @@ counts and second thoughts (`p_via`, `p_real`) can't leak.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from cronoq_server.engine.placement.gates import NOBODY, Gates
+from cronoq_server.engine.placement.gates import Gates
 from cronoq_server.engine.placement.holds import Holds
 from cronoq_server.engine.placement.lines import Line
 from cronoq_server.engine.placement.resources import Resources
@@ -139,13 +139,13 @@ class Hall:
             line.push(task)
         queue.marked(task)
 
-    def turn_to(self, task: Waiting, avoid: int) -> None:
-        """Puts a task behind the variant of its demand that avoids a session, in its place.
+    def turn_to(self, task: Waiting, avoid: Sequence[int]) -> None:
+        """Puts a task behind the variant of its demand that avoids sessions, in its place.
 
         `NOBODY` means its own demand again.
         """
         before = task.p_real or task.p_via
-        after = None if avoid == NOBODY else self.gates.variant(task.demand, avoid)
+        after = self.gates.variant(task.demand, avoid) if avoid else None
         if self.gates.must_remask:
             self.remask()
         if is_waiting(task):

@@ -23,7 +23,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, TypeAlias
 
-from cronoq_server.engine.placement.gates import HOLDER, NOBODY, Demand
+from cronoq_server.engine.placement.gates import HOLDER, Demand
 from cronoq_server.engine.placement.halls import PRIORITIES, Hall, Queue
 from cronoq_server.engine.placement.lines import Line
 from cronoq_server.engine.placement.resources import Needs, Resource, Resources
@@ -352,7 +352,7 @@ class Passes:
         else:
             # Holds are served before others get a slot, so a task that waits for one has none.
             assert task not in hall.holds, task.id
-            session = roster.take(demand.gate.fits, None if avoid == NOBODY else avoid)
+            session = roster.take(demand.gate.fits, avoid)
             if not session.free:
                 hall.gates.refresh()
         needs = demand.needs

@@ -51,7 +51,7 @@ class Waiting(msgspec.Struct, gc=False, eq=False):
     p_at: int = OUT  # place in its line, or one of the codes of `rows`
     p_wait: int = OUT  # place among the patients
     p_cost: int = 0  # expected duration, in pools that are shared fairly
-    p_via: Demand | None = None  # stands in for `demand`: avoids a session, or is in a shadow
+    p_via: Demand | None = None  # stands in for `demand`: avoids sessions, or is in a shadow
     p_real: Demand | None = None  # what it asks for, if it wants a private account
     p_rush: Rush | None = None  # its deadline
 
@@ -222,24 +222,25 @@ class Placement:
         now_wall: int,
         latest_start: int | None = None,
         expected_ns: int = 0,
-        avoid: int | None = None,
+        avoid: Sequence[int] = (),
     ) -> None:
         """Puts a task back in line in its old place, `task.since`.
 
-        The session `avoid` is passed over until `forgive` is called.
+        The sessions `avoid`, the last that refused it last, are passed over until `forgive` is
+        called.
         """
-        if avoid is not None:
+        if avoid:
             hall = self._halls[task.demand.pool]
             task.p_via = hall.gates.variant(task.demand, avoid)
             if hall.gates.must_remask:
                 hall.remask()
         self.push(task, now_wall, latest_start, expected_ns)
 
-    def forgive(self, task: Waiting) -> None:
-        """Lets the session that was passed over have the task again."""
-        if _via(task).avoid >= 0:
+    def forgive(self, task: Waiting, avoid: Sequence[int] = ()) -> None:
+        """Lets the sessions that were passed over have the task again, but for some of them."""
+        if _via(task).avoid not in (NOBODY, HOLDER):
             hall = self._halls[task.demand.pool]
-            hall.turn_to(task, NOBODY)
+            hall.turn_to(task, avoid)
             self._passes.touch(hall)
 
     def withdraw(self, task: Waiting) -> None:
@@ -399,10 +400,10 @@ def _lacking_worker(hall: Hall, demand: Demand) -> list[str]:
             lacks.append(f"kind {demand.kind}: no worker serves it")
         return lacks or ["no worker has these labels and serves this kind"]
     free = fits & roster.free
-    if free and demand.avoid >= 0:
-        free = roster.without(free, demand.avoid)
-    if free or demand.avoid == HOLDER:
+    if demand.avoid == HOLDER or roster.without(free, demand.avoid):
         return []
+    if free:
+        return ["the workers with a free slot have just refused it"]
     if hall.rules.max is not None:
         return [f"pool {hall.rules.name} is full (max {hall.rules.max})"]
     return ["no free slot"]

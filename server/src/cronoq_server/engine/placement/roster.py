@@ -17,7 +17,7 @@ This module does not know tasks beyond the sessions that hold a slot for one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from cronoq_server.engine.placement.unions import UnionTree
 
@@ -63,20 +63,12 @@ class Profile:
         """Returns True if a task that wants these labels and is of this kind may run here."""
         return labels <= self.labels and (not self.kinds or kind in self.kinds)
 
-    def next_session(self, avoid: int | None) -> Session:
+    def next_session(self, avoid: Sequence[int]) -> Session:
         """Returns the session whose turn it is; the caller knows that one is free."""
         queue = self.queue
         while not queue[0].free:
             queue.popleft().is_queued = False
-        if queue[0].number != avoid:
-            return queue[0]
-        return next(each for each in queue if each.free and each.number != avoid)
-
-    def is_free_without(self, avoid: int) -> bool:
-        """Returns True if a session other than `avoid` has a free slot."""
-        if self.ready != 1:
-            return self.ready > 1
-        return self.next_session(None).number != avoid
+        return next(each for each in queue if each.free and each.number not in avoid)
 
 
 class Tier:
@@ -96,6 +88,7 @@ class Roster:
     __slots__ = (
         "_by_traits",
         "_fitting",
+        "_sessions",
         "_tiers",
         "connected",
         "free",
@@ -108,6 +101,7 @@ class Roster:
     def __init__(self) -> None:
         self.profiles: list[Profile | None] = [None]  # HELD
         self._by_traits: dict[tuple[frozenset[str], frozenset[str]], Profile] = {}
+        self._sessions: dict[int, Session] = {}
         self._tiers: list[Tier] = []
         self._fitting: dict[tuple[frozenset[str], str], int] = {}
         self.members = 0
@@ -171,7 +165,8 @@ class Roster:
         profile.members += 1
         self.members += 1
         self.connected |= profile.bit
-        return Session(number, pool, profile)
+        session = self._sessions[number] = Session(number, pool, profile)
+        return session
 
     @property
     def is_sparse(self) -> bool:
@@ -210,13 +205,13 @@ class Roster:
                 self.reach.set(profile.index, 0)
         return True
 
-    def take(self, fits: int, avoid: int | None = None) -> Session:
+    def take(self, fits: int, avoid: Sequence[int] = ()) -> Session:
         """Takes a slot of the session that gets a task which fits these profiles.
 
-        The caller knows that there is one with a free slot, other than `avoid`.
+        The caller knows that there is one with a free slot, other than those to `avoid`.
         """
         candidates = fits & self.free
-        if avoid is not None:
+        if avoid:
             candidates = self.without(candidates, avoid)
         if candidates & (candidates - 1):
             candidates = self._turn(candidates)
@@ -225,7 +220,7 @@ class Roster:
         profile.tier.last = profile.index
         queue = profile.queue
         session = queue[0]
-        if not session.free or session.number == avoid:
+        if not session.free or session.number in avoid:
             session = profile.next_session(avoid)
         session.told -= 1
         if session.free > 1:
@@ -244,6 +239,7 @@ class Roster:
         profile = session.profile
         profile.members -= 1
         self.members -= 1
+        del self._sessions[session.number]
         if not profile.members:
             self.connected ^= profile.bit
         if session.is_queued:
@@ -260,15 +256,16 @@ class Roster:
                 break
         return candidates & -candidates
 
-    def without(self, bits: int, avoid: int) -> int:
-        """Drops the profiles in which only `avoid` has a free slot."""
-        rest = bits
-        while rest:
-            low = rest & -rest
-            rest ^= low
-            profile = self.profiles[low.bit_length() - 1]
-            if profile is not None and not profile.is_free_without(avoid):
-                bits ^= low
+    def without(self, bits: int, avoid: Sequence[int]) -> int:
+        """Drops the profiles in which only sessions to `avoid` have a free slot."""
+        avoided: dict[int, int] = {}
+        for number in avoid:
+            session = self._sessions.get(number)
+            if session is not None and session.free:
+                profile = session.profile
+                count = avoided[profile.index] = avoided.get(profile.index, 0) + 1
+                if count == profile.ready:
+                    bits &= ~profile.bit
         return bits
 
     def _place(self, profile: Profile, index: int) -> None:
