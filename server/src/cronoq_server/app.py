@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from cronoq_server import __version__
+from cronoq_server.api.auth import Authenticator
 from cronoq_server.api.gate import Gate
 from cronoq_server.api.grpc_api import all_handlers
 from cronoq_server.api.health_http import HealthServer
@@ -91,9 +92,10 @@ class Server:
         self.metrics = Metrics(self.leader, lambda: self._replica.ready)
         reader = SpecReader(config.limits, [pool.name for pool in config.pools])
         service = Service(config.limits, Gate(config.limits), self.leader)
-        handlers = all_handlers(service, reader)
+        self.authenticator = Authenticator(config.auth)
+        handlers = all_handlers(service, reader, self.authenticator)
         if isinstance(clock, ManualClock):
-            handlers.append(ClockService(clock, self.leader).handler())
+            handlers.append(ClockService(clock, self.leader).handler(self.authenticator))
         self._listener = Listener(self.address, config.limits, lambda: handlers)
         self._health = HealthServer(config.server.http_addr, lambda: self._replica.ready)
         self._announce: Callable[[Address], None] = lambda _: None

@@ -3,7 +3,7 @@
 Rules a change must keep:
 
 1. The message is for people, the action for machines; every action is in `ACTIONS`.
-2. INFO is for start, stop and changes of role; single decisions are DEBUG.
+2. INFO is for start, stop, changes of role and what operators change; single decisions are DEBUG.
 3. No payload, no output, no token, no key ever enters a log line.
 """
 
@@ -22,8 +22,10 @@ from typing import Any
 ACTIONS = frozenset(
     {
         "call_failed",
+        "change_made",
         "clock_set_back",
         "config_refused",
+        "ends_read",
         "leadership_acquired",
         "leadership_lost",
         "listener_changed",
@@ -32,15 +34,19 @@ ACTIONS = frozenset(
         "recovery_finished",
         "row_quarantined",
         "scaler_failed",
+        "reload_refused",
         "server_ready",
         "server_starting",
         "server_stopped",
         "server_stopping",
+        "settings_reloaded",
         "store_late",
         "store_recovered",
         "store_rejected",
         "stream_refused",
+        "stream_revoked",
         "test_clock_used",
+        "tokens_unencrypted",
         "worker_cut_off",
         "worker_joined",
         "worker_lost",

@@ -47,7 +47,7 @@ class AdminApi:
         """Counts of all pools."""
         view, now = await self._service.snapshot(caller(context))
         response = admin_convert.snapshot_response(view, now)
-        for resource in await self._service.list_resources():
+        for resource in await self._service.list_resources(caller(context)):
             admin_convert.fill_resource(response.resources.add(), resource)
         return response
 
@@ -66,33 +66,38 @@ class AdminApi:
         return admin_convert.pools_response(view.pools, now)
 
     async def pause_pool(
-        self, request: admin_pb2.PausePoolRequest, _context: Context
+        self, request: admin_pb2.PausePoolRequest, context: Context
     ) -> task_pb2.Empty:
         """Stops a pool from starting attempts."""
-        await self._service.pause_pool(texts.name(request.pool, "pool"), paused=True)
+        await self._service.pause_pool(
+            caller(context), texts.name(request.pool, "pool"), paused=True
+        )
         return task_pb2.Empty()
 
     async def resume_pool(
-        self, request: admin_pb2.ResumePoolRequest, _context: Context
+        self, request: admin_pb2.ResumePoolRequest, context: Context
     ) -> task_pb2.Empty:
         """Lets a pool start attempts again."""
-        await self._service.pause_pool(texts.name(request.pool, "pool"), paused=False)
+        await self._service.pause_pool(
+            caller(context), texts.name(request.pool, "pool"), paused=False
+        )
         return task_pb2.Empty()
 
     async def list_resources(
-        self, _request: task_pb2.Empty, _context: Context
+        self, _request: task_pb2.Empty, context: Context
     ) -> admin_pb2.ListResourcesResponse:
         """The resources."""
         response = admin_pb2.ListResourcesResponse()
-        for resource in await self._service.list_resources():
+        for resource in await self._service.list_resources(caller(context)):
             admin_convert.fill_resource(response.resources.add(), resource)
         return response
 
     async def set_resource(
-        self, request: admin_pb2.SetResourceRequest, _context: Context
+        self, request: admin_pb2.SetResourceRequest, context: Context
     ) -> admin_pb2.Resource:
         """Resizes a resource."""
         view = await self._service.resize_resource(
+            caller(context),
             texts.name(request.name, "name"),
             request.permits if request.HasField("permits") else None,
             admin_convert.read_rate(request.rate) if request.HasField("rate") else None,

@@ -11,9 +11,10 @@ from cronoq_server._proto import admin_pb2, task_pb2, tasks_pb2, workers_pb2
 from cronoq_server.api import convert, texts
 from cronoq_server.api.admin_api import AdminApi
 from cronoq_server.api.admin_service import AdminService
+from cronoq_server.api.auth import Authenticator, Principal
 from cronoq_server.api.errors import PROTOCOL_METADATA
 from cronoq_server.api.rpc import Body, Context, caller, service_handler
-from cronoq_server.api.service import Principal, Service
+from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
 from cronoq_server.api.worker_stream import WorkApi
 from cronoq_server.engine import BulkAction, ErrorReason, SubmitMode
@@ -245,12 +246,14 @@ class WorkersApi:
         return convert.output_response(result)
 
 
-def all_handlers(service: Service, reader: SpecReader) -> list[grpc.GenericRpcHandler]:
+def all_handlers(
+    service: Service, reader: SpecReader, authenticator: Authenticator
+) -> list[grpc.GenericRpcHandler]:
     """The handlers of all services of the contract."""
+    tasks, workers = TasksApi(service, reader), WorkersApi(service, reader)
+    admin = AdminApi(AdminService(service), reader)
     return [
-        service_handler(tasks_pb2.DESCRIPTOR, "Tasks", TasksApi(service, reader).bodies()),
-        service_handler(workers_pb2.DESCRIPTOR, "Workers", WorkersApi(service, reader).bodies()),
-        service_handler(
-            admin_pb2.DESCRIPTOR, "Admin", AdminApi(AdminService(service), reader).bodies()
-        ),
+        service_handler(tasks_pb2.DESCRIPTOR, "Tasks", tasks.bodies(), authenticator),
+        service_handler(workers_pb2.DESCRIPTOR, "Workers", workers.bodies(), authenticator),
+        service_handler(admin_pb2.DESCRIPTOR, "Admin", admin.bodies(), authenticator),
     ]

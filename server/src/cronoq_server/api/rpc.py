@@ -1,12 +1,15 @@
-"""How a method of the contract becomes a gRPC handler: parsing, refusals, statuses, who calls.
+"""How a method of the contract becomes a gRPC handler: who calls, parsing, refusals, statuses.
 
-The list of methods is the contract's own: a method of the descriptor without a body answers
-`unsupported`. Refusals become statuses in one place, around every body.
+Around every body its caller is identified, and held against the role that the method needs, before
+anybody looks at what the request says. The list of methods is the contract's own: a method of the
+descriptor without a body answers `unsupported`. Refusals become statuses in one place, around every
+body.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import grpc
@@ -15,13 +18,51 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import FileDescriptor, MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from cronoq_server.api import audit
+from cronoq_server.api.auth import ANONYMOUS, Authenticator, Operation, Principal, require
 from cronoq_server.api.errors import PROTOCOL_METADATA, abort
-from cronoq_server.api.service import ANONYMOUS, Principal
 from cronoq_server.engine import ErrorReason, Refusal
 from cronoq_server.runtime.refusals import Refused
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Body: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
+
+OPERATIONS: dict[str, Operation] = {
+    "Submit": Operation.SUBMIT,
+    "SubmitBatch": Operation.SUBMIT,
+    "SubmitMany": Operation.SUBMIT,
+    "Cancel": Operation.CANCEL,
+    "Retry": Operation.RETRY,
+    "Delete": Operation.DELETE,
+    "Bulk": Operation.BULK,
+    "Get": Operation.GET,
+    "Describe": Operation.DESCRIBE,
+    "ListTasks": Operation.LIST_TASKS,
+    "Wait": Operation.WAIT,
+    "WaitMany": Operation.WAIT,
+    "Watch": Operation.WATCH,
+    "WatchBatches": Operation.WATCH,
+    "Work": Operation.WORK,
+    "GetOutput": Operation.GET_OUTPUT,
+    "Snapshot": Operation.SNAPSHOT,
+    "ListWorkers": Operation.LIST_WORKERS,
+    "ListPools": Operation.LIST_POOLS,
+    "ListResources": Operation.LIST_RESOURCES,
+    "ListRecurring": Operation.LIST_SCHEDULES,
+    "GetRecurring": Operation.GET_SCHEDULE,
+    "PreviewRecurring": Operation.PREVIEW_SCHEDULE,
+    "AddRecurring": Operation.PUT_SCHEDULE,
+    "RemoveRecurring": Operation.REMOVE_SCHEDULE,
+    "PauseRecurring": Operation.PAUSE_SCHEDULE,
+    "TriggerRecurring": Operation.TRIGGER_SCHEDULE,
+    "BackfillRecurring": Operation.BACKFILL_SCHEDULE,
+    "PausePool": Operation.PAUSE_POOL,
+    "ResumePool": Operation.PAUSE_POOL,
+    "SetResource": Operation.SET_RESOURCE,
+    "Advance": Operation.MOVE_CLOCK,
+    "Settle": Operation.MOVE_CLOCK,
+}
+"""What each method of the contract does, as far as permission goes; none may be missing."""
 
 SUBMITS = frozenset({"Submit", "SubmitBatch", "SubmitMany"})
 
@@ -36,28 +77,37 @@ class Malformed(msgspec.Struct, frozen=True):
     expected: str
 
 
+_caller: ContextVar[Principal] = ContextVar("caller", default=ANONYMOUS)
+"""Who makes the call that this task, or one that it began, is serving."""
+
+
 def caller(_context: Context) -> Principal:
-    """Who calls: everybody, as long as there is no authentication."""
-    return ANONYMOUS
+    """Who makes this call."""
+    return _caller.get()
 
 
 def service_handler(
-    file: FileDescriptor, name: str, bodies: Mapping[str, Body]
+    file: FileDescriptor, name: str, bodies: Mapping[str, Body], authenticator: Authenticator
 ) -> grpc.GenericRpcHandler:
     """The handler of one service, with a body for each method that is offered."""
     service = file.services_by_name[name]
-    methods = {method.name: _method(method, bodies.get(method.name)) for method in service.methods}
+    methods = {
+        method.name: _method(method, bodies.get(method.name), authenticator)
+        for method in service.methods
+    }
     return grpc.method_handlers_generic_handler(service.full_name, methods)
 
 
-def _method(method: MethodDescriptor, body: Body | None) -> grpc.RpcMethodHandler[Any, Any]:
+def _method(
+    method: MethodDescriptor, body: Body | None, authenticator: Authenticator
+) -> grpc.RpcMethodHandler[Any, Any]:
     build: Any = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[method.client_streaming, method.server_streaming]
     handler: grpc.RpcMethodHandler[Any, Any] = build(
-        _guarded(body or _unsupported, submitting=method.name in SUBMITS),
+        _guarded(body or _unsupported, method.name, authenticator),
         request_deserializer=parser(message_factory.GetMessageClass(method.input_type)),
         response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
     )
@@ -78,12 +128,17 @@ def parser(message: type[Message]) -> Callable[[bytes], Message | Malformed]:
     return parse
 
 
-def _guarded(body: Body, *, submitting: bool) -> Body:
-    """Around every body: the protocol's number, requests that are none, refusals."""
+def _guarded(body: Body, method: str, authenticator: Authenticator) -> Body:
+    """Around every body: the protocol's number, who calls, requests that are none, refusals."""
+    submitting, operation = method in SUBMITS, OPERATIONS[method]
 
     async def call(request: Any, context: Context) -> Any:
         context.set_trailing_metadata(PROTOCOL_METADATA)
         try:
+            who = identify(authenticator, context)
+            require(who, operation)
+            _caller.set(who)
+            audit.origin.set(context.peer())
             if type(request) is Malformed:
                 raise Refused(malformed(request))
             return await body(request, context)
@@ -91,6 +146,23 @@ def _guarded(body: Body, *, submitting: bool) -> Body:
             await abort(context, refused.refusal, submitting=submitting)
 
     return call
+
+
+def identify(authenticator: Authenticator, context: Context) -> Principal:
+    """Who makes a call.
+
+    Raises:
+        Refused: It comes without a valid credential.
+    """
+    if not authenticator.is_on:
+        return ANONYMOUS
+    authorization = None
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization":
+            authorization = value if isinstance(value, str) else value.decode("latin-1")
+            break
+    names = context.auth_context().get("peer_dns", ()) if authorization is None else ()
+    return authenticator.identify(authorization, [name.decode("latin-1") for name in names])
 
 
 def malformed(request: Malformed) -> Refusal:

@@ -14,6 +14,7 @@ import grpc
 
 from cronoq_server._proto import task_pb2, testing_pb2
 from cronoq_server.api import texts
+from cronoq_server.api.auth import Authenticator
 from cronoq_server.api.rpc import Body, Context, service_handler
 from cronoq_server.engine import SECOND, YEAR, SnapshotQuery
 from cronoq_server.runtime.driver import Driver
@@ -37,10 +38,10 @@ class ClockService:
         self._leader = leader
         self._moving = asyncio.Lock()
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    def handler(self, authenticator: Authenticator) -> grpc.GenericRpcHandler:
         """The service's handler."""
         bodies: dict[str, Body] = {"Advance": self.advance, "Settle": self.settle}
-        return service_handler(testing_pb2.DESCRIPTOR, "Testing", bodies)
+        return service_handler(testing_pb2.DESCRIPTOR, "Testing", bodies, authenticator)
 
     async def advance(
         self, request: testing_pb2.AdvanceRequest, _context: Context

@@ -22,9 +22,10 @@ from google.protobuf.message import Message
 
 from cronoq_server._proto import workers_pb2
 from cronoq_server.api import frames, texts
+from cronoq_server.api.auth import Principal
 from cronoq_server.api.errors import PROTOCOL_METADATA
 from cronoq_server.api.frames import Registration, ReportReader
-from cronoq_server.api.service import Principal, Service
+from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
 from cronoq_server.engine import (
     CancelAttempt,

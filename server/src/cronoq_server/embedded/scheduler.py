@@ -27,8 +27,9 @@ from cronoq_server import config as configuration
 from cronoq_server._proto import admin_pb2
 from cronoq_server.api.admin_convert import read_schedule
 from cronoq_server.api.admin_service import AdminService
+from cronoq_server.api.auth import ANONYMOUS
 from cronoq_server.api.gate import Gate
-from cronoq_server.api.service import ANONYMOUS, Service
+from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
 from cronoq_server.assembly import (
     engine_settings,
