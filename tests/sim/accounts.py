@@ -295,11 +295,12 @@ class Accounts:
         task = self._state.tasks.get(lease.task_id)
         if task is None:
             return
-        if lease.spec.start_in is not None:
-            # A slot may have been held for a fixed start, whoever's turn it was.
-            self._shares.pop((pool, lease.spec.priority), None)
-            return
         cost, tenant, priority = self._cost(task), task.spec.tenant, task.priority
+        if lease.spec.start_in is not None:
+            # A slot may have been held for a fixed start, whoever's turn it was; it costs its
+            # tenant as much as any other.
+            self._shares.pop((pool, priority), None)
+            return
         shares = self._shares.get((pool, priority))
         if shares is None or tenant not in shares.got:
             return

@@ -60,8 +60,10 @@ def test_instants_that_were_created_before_a_put_count_once(
 class Watched(World):
     """A pool with fair shares, watched by the simulator's accounts."""
 
-    def __init__(self, max_pending: int) -> None:
-        super().__init__(PoolSettings("default", fair_share=True, max_pending=max_pending))
+    def __init__(self, max_pending: int, max_slots: int | None = None) -> None:
+        super().__init__(
+            PoolSettings("default", fair_share=True, max_pending=max_pending, max=max_slots)
+        )
         self.known = Known(self.settings, Timeline())
         self.accounts = Accounts(self.engine, self.known)
 
@@ -88,6 +90,22 @@ def test_tenant_that_runs_out_within_a_step_is_not_compared() -> None:
 
     assert [lease.spec.tenant for lease in world.leases.values()].count("few") == 1
     assert sum(world.snapshot().pools[0].pending_by_class) == 7
+    assert world.known.violations == []
+
+
+def test_fixed_start_counts_as_what_its_tenant_got() -> None:
+    """Whose slot was held for a long task waits until the others have had as much."""
+    world = Watched(max_pending=60, max_slots=50)
+    worker = world.join(1)
+    world.add(spec(tenant="one", start_in=2 * SECOND, duration_hint=10 * SECOND))
+    world.advance(3 * SECOND)
+    world.wait_in_line("one", 20)
+    world.wait_in_line("other", 20)
+
+    for _ in range(18):
+        world.complete(worker)
+        world.leap(SECOND)
+
     assert world.known.violations == []
 
 
