@@ -16,10 +16,11 @@ from enum import Enum
 from pathlib import Path
 
 from cronoq_server.api.errors import STATUSES
+from cronoq_server.api.metrics import FAMILIES
 from cronoq_server.config import Config, parse
 from cronoq_server.engine import lifecycle
 from cronoq_server.engine.model import Status
-from tools import outcome_tables
+from tools import outcome_tables, routing_table
 from tools.config_words import WORDS
 from tools.fault_kinds import FAULT_KINDS
 
@@ -280,11 +281,61 @@ def outcomes() -> str:
     return "\n".join(["# Outcomes", "", MARK, "", intro, "", *outcome_tables.sections()])
 
 
+def routing() -> str:
+    """Return the page on where calls go in a sharded deployment."""
+    return "\n".join(
+        [
+            "# Routing",
+            "",
+            MARK,
+            "",
+            "Where a call goes that reaches the server of one shard and is about another, drawn",
+            "from the decisions of `server/src/cronoq_server/sharding/router.py`. What is about",
+            "the server's own shard is answered there, always. Who may not use any pool of the",
+            "other shard hears what a caller hears about things that do not exist.",
+            "",
+            *routing_table.page_lines(),
+            "",
+            "`wrong_shard` comes with the shard's name and endpoint, so that the caller can go",
+            "there. Reads that lack a shard name it in `unavailable_shards`.",
+            "",
+        ]
+    )
+
+
+def metrics() -> str:
+    """Return the page on what Prometheus is told."""
+    rows = []
+    for family in FAMILIES:
+        name = f"cronoq_{family.name}" + ("_total" if family.kind == "counter" else "")
+        labels = ", ".join(f"`{label}`" for label in family.labels) or "–"
+        rows.append(f"| `{name}` | {family.kind} | {labels} | {family.meaning} |")
+    return "\n".join(
+        [
+            "# Metrics",
+            "",
+            MARK,
+            "",
+            "What `GET /metrics` tells, drawn from `server/src/cronoq_server/api/metrics.py`. A",
+            "standby tells `cronoq_info` and `cronoq_leader` alone. Counts begin anew with each",
+            "leadership. With shards, scrape the servers of each shard. The usual `process_*` and",
+            "`python_*` families come with them.",
+            "",
+            "| name | kind | labels | meaning |",
+            "| --- | --- | --- | --- |",
+            *rows,
+            "",
+        ]
+    )
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/configuration.md": configuration,
     "docs/reference/errors.md": errors,
+    "docs/reference/metrics.md": metrics,
     "docs/spec/faults.md": faults,
     "docs/spec/outcomes.md": outcomes,
+    "docs/spec/routing.md": routing,
     "docs/spec/task-lifecycle.md": task_lifecycle,
 }
 

@@ -77,6 +77,7 @@ PARTS = (
     tests("stores", "tests/stores"),
     tests("runtime", "tests/runtime"),
     tests("ha", "tests/ha"),
+    tests("sharding", "tests/sharding"),
     tests("api", "tests/api"),
     tests("sim", "tests/sim"),
     tests("sdk-python", "sdk-python/tests"),

@@ -66,7 +66,9 @@ async def test_a_scrape_follows_tasks_through_their_lives(serve: Callable[[str],
     assert before["cronoq_epoch", ()] >= 1
     await worker.complete(1, first, second)
     await worker.leases(1)  # goes out with the commit that holds both ends
-    fresh = Metrics(edge.server.leader, lambda: True)  # shares no reading with the one above
+    fresh = Metrics(
+        "1.2.3", edge.server.leader, lambda: True
+    )  # shares no reading with the one above
     after = await scrape(fresh)
     assert after["cronoq_tasks_finished_total", (("status", "succeeded"),)] == 2
     assert after["cronoq_run_seconds_count", (llm,)] == 2
@@ -132,7 +134,7 @@ async def test_a_standby_says_that_it_does_not_lead() -> None:
     def nobody() -> Any:
         raise Refused(NOT_LEADER)
 
-    told = await scrape(Metrics(nobody, lambda: False))
+    told = await scrape(Metrics("1.2.3", nobody, lambda: False))
     names = {name for name, _ in told if name.startswith("cronoq_")}
     assert names == {"cronoq_info", "cronoq_leader"}
     assert told["cronoq_leader", ()] == 0

@@ -89,7 +89,7 @@ class Server:
             settings = msgspec.structs.replace(settings, grace=0)
         self._replica = Replica(self._store, self._clock, self._engine, settings, self)
         self.leader = self._replica.leader
-        self.metrics = Metrics(self.leader, lambda: self._replica.ready)
+        self.metrics = Metrics(__version__, self.leader, lambda: self._replica.ready)
         reader = SpecReader(config.limits, [pool.name for pool in config.pools])
         service = Service(config.limits, Gate(config.limits), self.leader)
         self.authenticator = Authenticator(config.auth)

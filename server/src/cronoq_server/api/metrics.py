@@ -32,7 +32,6 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from cronoq_server import __version__
 from cronoq_server.engine import (
     SECOND,
     Instant,
@@ -140,17 +139,20 @@ class Reading(msgspec.Struct, frozen=True):
 class Metrics:
     """The metrics of one process."""
 
-    def __init__(self, leader: Callable[[], Driver], is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, version: str, leader: Callable[[], Driver], is_ready: Callable[[], bool]
+    ) -> None:
         """Reads nothing before it is asked.
 
         Args:
+            version: The version of this server.
             leader: The driver that leads at this moment; raises `Refused` when there is none.
             is_ready: Whether calls may be sent to this process.
         """
         self._leader = leader
         self._is_ready = is_ready
         self._registry = CollectorRegistry()
-        self._collector = _Readings()
+        self._collector = _Readings(version)
         self._registry.register(self._collector)
         for process in (ProcessCollector, PlatformCollector, GCCollector):
             process(registry=self._registry)
@@ -192,8 +194,9 @@ class Metrics:
 class _Readings(Collector):
     """Turns the last reading into families."""
 
-    def __init__(self) -> None:
+    def __init__(self, version: str) -> None:
         self.reading = Reading(False)
+        self._version = version
 
     def describe(self) -> Iterable[Metric]:
         """Nothing is collected to learn the names."""
@@ -202,7 +205,7 @@ class _Readings(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families that the reading has something for."""
         reading = self.reading
-        yield _single("info", 1, __version__)
+        yield _single("info", 1, self._version)
         yield _single("leader", int(reading.ready))
         if reading.driver is None or reading.view is None:
             return
