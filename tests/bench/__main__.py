@@ -4,6 +4,7 @@
     engine      the engine alone
     idle        many workers and nothing to do
     placement   what one start costs, by what tasks ask for
+    recovery    a new leader: from asking for the leadership until it serves
     store       a store alone
     page        no benchmark: writes the tables of docs/performance.md from saved results
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHES = ("e2e", "engine", "idle", "page", "placement", "store")
+BENCHES = ("e2e", "engine", "idle", "page", "placement", "recovery", "store")
 
 
 def main() -> int:

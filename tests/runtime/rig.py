@@ -58,6 +58,10 @@ class ScriptedEngine(Engine):
         self.wanted: list[list[str]] = []
         self._last_id = 0
 
+    def load(self, chunk: RecoveredChunk) -> None:
+        """Nothing is taken over."""
+        assert chunk == RecoveredChunk()
+
     def restore(self, recovered: Iterable[RecoveredChunk], now: Now) -> Step:
         """Nothing is taken over."""
         assert all(chunk == RecoveredChunk() for chunk in recovered)

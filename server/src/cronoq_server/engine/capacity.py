@@ -179,7 +179,7 @@ def restore_capacity(draft: Draft, chunks: Iterable[RecoveredChunk]) -> None:
     for chunk in chunks:
         for name in chunk.paused_pools:
             pool = state.pools.get(name)
-            if pool is not None:
+            if pool is not None and pool.configured:
                 pool.paused = True
                 state.placement.set_paused(name, paused=True)
         for resized in chunk.resized:

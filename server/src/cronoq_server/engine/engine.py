@@ -112,17 +112,29 @@ class Engine:
             events.ClockSet: _clock_set,
             events.DispatchStopped: _dispatch_stopped,
             events.DispatchRested: _dispatch_rested,
+            events.EndsRead: _ends_read,
         }
+        self._restoration: recovery.Restoration | None = recovery.Restoration(self._state)
+
+    def load(self, chunk: RecoveredChunk) -> None:
+        """Takes over one piece of what a store gave back; `restore` comes when all are there."""
+        assert self._restoration is not None, "it was restored"
+        self._restoration.take(chunk)
 
     def restore(self, recovered: Iterable[RecoveredChunk], now: Now) -> Step:
-        """Takes over what a store gave back; its step is committed before anything is served."""
+        """Takes over the pieces that are left, and decides where everything stands.
+
+        Its step is committed before anything is served.
+        """
+        restoration = self._restoration
+        assert restoration is not None, "it was restored"
+        for chunk in recovered:
+            restoration.take(chunk)
+        self._restoration = None
         self._state.last_mono = now.mono
         self._offset = now.wall - now.mono
         draft = Draft(self._state, now)
-        chunks = list(recovered)
-        capacity.restore_capacity(draft, chunks)
-        schedules.restore_schedules(draft, chunks)
-        recovery.restore(draft, chunks)
+        restoration.settle(draft)
         return self._finish(draft)
 
     def step(self, happened: Sequence[events.Event], now: Now) -> Step:
@@ -159,8 +171,14 @@ class Engine:
             return [], schedules.backfill_keys(state, event)
         return [], []
 
+    @property
+    def remembers_more(self) -> bool:
+        """Whether it has room for more ended tasks."""
+        return len(self._state.finished) < self._state.settings.finished_max
+
     def close(self) -> None:
         """Drops all state, so that records that the garbage collector does not track are freed."""
+        self._restoration = None
         self._state.close()
 
     def _keep_time(self, now: Now) -> None:
@@ -222,6 +240,10 @@ def _clock_set(draft: Draft, _event: events.ClockSet) -> None:
 
 def _dispatch_stopped(draft: Draft, _event: events.DispatchStopped) -> None:
     draft.state.dispatching = False
+
+
+def _ends_read(draft: Draft, event: events.EndsRead) -> None:
+    recovery.remember_more(draft, event.tasks)
 
 
 def _dispatch_rested(draft: Draft, event: events.DispatchRested) -> None:

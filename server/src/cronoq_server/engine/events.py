@@ -437,6 +437,16 @@ class DispatchRested(msgspec.Struct, frozen=True, gc=False):
     resting: bool
 
 
+class EndsRead(msgspec.Struct, frozen=True):
+    """Ended tasks within retention that a recovery left for later, newest first.
+
+    Attributes:
+        tasks: Without payloads; older than all that was read before.
+    """
+
+    tasks: tuple[StoredTask, ...]
+
+
 Event: TypeAlias = (
     Submit
     | Cancel
@@ -473,4 +483,5 @@ Event: TypeAlias = (
     | ClockSet
     | DispatchStopped
     | DispatchRested
+    | EndsRead
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cronoq_server.engine.admission import arm_instants, derive_instants, drop_past
+from cronoq_server.engine.capacity import restore_capacity
 from cronoq_server.engine.draft import Draft
 from cronoq_server.engine.ending import (
     ahead_of,
@@ -20,46 +21,92 @@ from cronoq_server.engine.ending import (
     queue_behind,
 )
 from cronoq_server.engine.lifecycle import Cause
-from cronoq_server.engine.model import Outcome, PastAttempt, Status
+from cronoq_server.engine.model import Instant, Outcome, PastAttempt, Status
 from cronoq_server.engine.mutations import RecoveredChunk, StatusChanged, StoredTask
 from cronoq_server.engine.policies import backoff, effective_retry, remaining
 from cronoq_server.engine.readiness import became_ready, settle
+from cronoq_server.engine.schedules import restore_schedules
 from cronoq_server.engine.starts import book_again
 from cronoq_server.engine.state import HISTORY_MAX, Finished, State, Task, TimerKind
 
 
-def restore(draft: Draft, chunks: Iterable[RecoveredChunk]) -> None:
-    """Rebuilds the tables from what a store gave back, and decides where each task stands."""
+class Restoration:
+    """What a store gives back, taken over piece by piece; then it is decided where each stands.
+
+    Rows are not kept: while a million of them pass by, what is built from them is there once.
+    """
+
+    __slots__ = ("_changes", "_ended", "_live", "_settings", "_state")
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._live: list[Task] = []
+        self._changes: dict[int, StatusChanged] = {}
+        self._ended: list[StoredTask] = []
+        self._settings: list[RecoveredChunk] = []
+
+    def take(self, chunk: RecoveredChunk) -> None:
+        """Builds the tables from one piece."""
+        state, changes = self._state, self._changes
+        for stored in chunk.live:
+            self._live.append(_live_task(state, stored))
+            if stored.change is not None:
+                changes[stored.task_id] = stored.change
+        self._ended += chunk.parents
+        self._ended += chunk.finished
+        if chunk.schedules or chunk.paused_pools or chunk.resized:
+            self._settings.append(chunk)
+
+    def settle(self, draft: Draft) -> None:
+        """Decides where everything stands that was taken over."""
+        restore_capacity(draft, self._settings)
+        restore_schedules(draft, self._settings)
+        for stored in sorted(self._ended, key=_ended_at):
+            _remember(draft, stored)
+        live, last = self._live, self._changes.get
+        dooms: dict[int, str] = {}
+        for task in live:
+            if task.spec.dependencies:
+                doom = _tie(draft, task, last(task.id))
+                if doom is not None:
+                    dooms[task.id] = doom
+        # Whoever waits for a parent stands there before the first parent ends.
+        for task in live:
+            change = last(task.id)
+            if not _has_started(change):
+                _place(draft, task, change, task.id in dooms)
+        for task in live:
+            change = last(task.id)
+            if change is not None and _has_started(change):
+                _go_on(draft, task, change)
+        for task_id, doom in dooms.items():
+            doomed = draft.state.tasks.get(task_id)
+            if doomed is not None and doomed.status == Status.BLOCKED:
+                finish(draft, doomed, Cause.PARENT_IMPOSSIBLE, doom)
+
+
+def remember_more(draft: Draft, tasks: Iterable[StoredTask]) -> None:
+    """Keeps ended tasks that were read, newest first, after what is newer had been taken over.
+
+    What has happened since counts more than what was read.
+    """
     state = draft.state
-    live: list[tuple[Task, StoredTask]] = []
-    finished: list[StoredTask] = []
-    for chunk in chunks:
-        live += [(_live_task(state, stored), stored) for stored in chunk.live]
-        finished += chunk.parents
-        finished += chunk.finished
-    for stored in sorted(finished, key=_ended_at):
-        _remember(draft, stored)
-    dooms: dict[int, str] = {}
-    for task, stored in live:
-        if task.spec.dependencies:
-            doom = _tie(draft, task, stored)
-            if doom is not None:
-                dooms[task.id] = doom
-    # Whoever waits for a parent stands there before the first parent ends.
-    for task, stored in live:
-        if not _has_started(stored):
-            _place(draft, task, stored, task.id in dooms)
-    for task, stored in live:
-        if stored.change is not None and _has_started(stored):
-            _go_on(draft, task, stored.change)
-    for task, _ in live:
-        if task.id in dooms and task.status == Status.BLOCKED:
-            finish(draft, task, Cause.PARENT_IMPOSSIBLE, dooms[task.id])
+    for stored in tasks:
+        task_id = stored.task_id
+        if task_id in state.tasks or task_id in state.deleted or task_id in state.finished:
+            continue
+        ended = _slim(draft, stored)
+        if ended is None:
+            continue
+        state.finished[task_id] = ended
+        state.retention.appendleft((ended.kept_from, task_id))
+        if ended.key:
+            state.keys.setdefault(ended.key, task_id)
 
 
-def _has_started(stored: StoredTask) -> bool:
+def _has_started(change: StatusChanged | None) -> bool:
     """Whether a live task has an attempt behind it, since it was put back if it was."""
-    return stored.change is not None and stored.change.status != Status.READY
+    return change is not None and change.status != Status.READY
 
 
 def _ended_at(stored: StoredTask) -> tuple[int, int]:
@@ -70,8 +117,11 @@ def _ended_at(stored: StoredTask) -> tuple[int, int]:
 def _live_task(state: State, stored: StoredTask) -> Task:
     """A task with everything that its rows say; its status is decided later."""
     spec, change = stored.spec, stored.change
-    state.keep_orphan(spec)
-    retry = state.pools[spec.pool].retry
+    pool = state.pools.get(spec.pool)
+    if pool is None or spec.resources:
+        state.keep_orphan(spec)
+        pool = state.pools[spec.pool]
+    retry = pool.retry if spec.retry is None else effective_retry(spec.retry, pool.retry)
     task = Task(
         id=stored.task_id,
         priority=spec.priority,
@@ -79,7 +129,7 @@ def _live_task(state: State, stored: StoredTask) -> Task:
         demand=state.demand(spec),
         spec=spec,
         created_at=stored.created_at,
-        attempts_max=effective_retry(spec.retry, retry).max_attempts,
+        attempts_max=retry.max_attempts,
     )
     derive_instants(task)
     if change is not None:
@@ -95,12 +145,22 @@ def _live_task(state: State, stored: StoredTask) -> Task:
 
 def _remember(draft: Draft, stored: StoredTask) -> None:
     """Keeps an ended task as a slim entry for as long as it still answers."""
-    state, change = draft.state, stored.change
-    if change is None or stored.task_id in state.finished:
+    state = draft.state
+    ended = None if stored.task_id in state.finished else _slim(draft, stored)
+    if ended is None:
         return
-    spec = stored.spec
-    kept_from = draft.now.mono - max(0, draft.now.wall - change.at)
-    state.finished[stored.task_id] = Finished(
+    state.finished[stored.task_id] = ended
+    if ended.key and state.keys.get(ended.key) not in state.tasks:
+        state.keys[ended.key] = stored.task_id
+    state.retention.append((ended.kept_from, stored.task_id))
+
+
+def _slim(draft: Draft, stored: StoredTask) -> Finished | None:
+    """What is kept of an ended task; None of one that has not ended."""
+    spec, change = stored.spec, stored.change
+    if change is None:
+        return None
+    return Finished(
         stored.task_id,
         spec.key,
         spec.pool,
@@ -109,20 +169,17 @@ def _remember(draft: Draft, stored: StoredTask) -> None:
         change.at,
         change.message,
         change.has_output,
-        kept_from,
+        draft.now.mono - max(0, draft.now.wall - change.at),
     )
-    if spec.key and state.keys.get(spec.key) not in state.tasks:
-        state.keys[spec.key] = stored.task_id
-    state.retention.append((kept_from, stored.task_id))
 
 
-def _tie(draft: Draft, task: Task, stored: StoredTask) -> str | None:
+def _tie(draft: Draft, task: Task, change: StatusChanged | None) -> str | None:
     """Finds the parents again; returns why the task is doomed, if it is.
 
     Edges of a task that has started hold for good. Those of one that was put back were judged
     then: it waits for parents that live, and for nothing else.
     """
-    state, change = draft.state, stored.change
+    state = draft.state
     parents: dict[int, None] = {}
     doom: str | None = None
     for edge in task.spec.dependencies:
@@ -135,7 +192,7 @@ def _tie(draft: Draft, task: Task, stored: StoredTask) -> str | None:
             continue
         parents[parent] = None
         ended = state.finished.get(parent)
-        if parent in state.tasks and not _has_started(stored):
+        if parent in state.tasks and not _has_started(change):
             state.children.setdefault(parent, []).append((task, condition))
             task.unmet += 1
         elif change is None and ended is not None and not edge_holds(condition, ended.status):
@@ -160,17 +217,18 @@ def _still_awaits(draft: Draft, task: Task) -> bool:
     return True
 
 
-def _place(draft: Draft, task: Task, stored: StoredTask, doomed: bool) -> None:
+def _place(draft: Draft, task: Task, change: StatusChanged | None, doomed: bool) -> None:
     """Decides where a recovered task waits that has not started, or was put back."""
     state = draft.state
-    if stored.change is not None:
-        drop_past(task, stored.change.at)
-    arm_instants(state, task)
-    book_again(state, task)
+    if change is not None:
+        drop_past(task, change.at)
+    if task.expires_at is not None or task.miss_at is not None:
+        arm_instants(state, task)
+        book_again(state, task)
     if task.unmet or doomed:
         draft.transition(task, Cause.WAITS_FOR_PARENTS)
     else:
-        _settle_since(draft, task, stored)
+        _settle_since(draft, task, task.created_at if change is None else change.at)
 
 
 def _go_on(draft: Draft, task: Task, change: StatusChanged) -> None:
@@ -191,13 +249,12 @@ def _go_on(draft: Draft, task: Task, change: StatusChanged) -> None:
         became_ready(draft, task, now.mono - max(0, now.wall - change.retry_at))
 
 
-def _settle_since(draft: Draft, task: Task, stored: StoredTask) -> None:
+def _settle_since(draft: Draft, task: Task, ready_at: Instant) -> None:
     """Ready or scheduled; a task that waited before goes on with the wait it had."""
     now = draft.now
-    ready_at = task.created_at if stored.change is None else stored.change.at
     if task.due_at is not None:
         ready_at = max(ready_at, task.due_at)
-    for parent in draft.state.parents.get(task.id, ()):
+    for parent in draft.state.parents.get(task.id, ()) if task.spec.dependencies else ():
         ended = draft.state.finished.get(parent)
         if ended is not None:
             ready_at = max(ready_at, ended.finished_at)

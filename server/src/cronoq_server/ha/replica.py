@@ -195,7 +195,7 @@ class Replica:
                 keeping.result()
             if not recovering.done():
                 return Ending.STOPPED
-            live = recovering.result()
+            recovering.result()
         except Fenced as error:
             log.warning("leadership lost: %s", error, extra={"action": "leadership_lost"})
             return Ending.FENCED
@@ -204,17 +204,22 @@ class Replica:
             return Ending.REJECTED if isinstance(error, Rejected) else Ending.FENCED
         finally:
             await _end(recovering, asked_to_stop)
-        self._say_leading(driver.leadership, live, self._clock.now().mono - began)
+        self._say_leading(driver, self._clock.now().mono - began)
         return None
 
-    def _say_leading(self, leadership: Leadership, live: int, took: Duration) -> None:
+    def _say_leading(self, driver: Driver, took: Duration) -> None:
+        leadership, found = driver.leadership, driver.recovering
         log.info(
-            "recovered %d live tasks in %d ms",
-            live,
+            "recovered %d live and %d ended tasks and %d schedules in %d ms",
+            found.live,
+            found.ended,
+            found.schedules,
             took // MILLISECOND,
             extra={
                 "action": "recovery_finished",
-                "tasks": live,
+                "tasks": found.live,
+                "ended": found.ended,
+                "schedules": found.schedules,
                 "took_ms": took // MILLISECOND,
                 "epoch": leadership.epoch,
             },

@@ -41,6 +41,7 @@ from cronoq_server.runtime.loading import Loader
 from cronoq_server.runtime.lookups import Lookups
 from cronoq_server.runtime.meters import Meters
 from cronoq_server.runtime.outbox import Outbox, awaited_calls, volume
+from cronoq_server.runtime.recovering import Recovering
 from cronoq_server.runtime.refusals import NOT_LEADER, STOPPING, STORE_LATE, Refused
 from cronoq_server.runtime.sessions import Sessions
 from cronoq_server.runtime.watchers import Watchers
@@ -107,6 +108,7 @@ class Driver:
         inbox: Takes calls.
         leadership: The term it serves under.
         meters: Figures about its commits.
+        recovering: What it took over, and what it still reads.
         sessions: The connected workers.
         store: Where its batches go.
         watchers: Those who watch.
@@ -135,6 +137,7 @@ class Driver:
             buffer_max=settings.watch_buffer,
         )
         self._bell = self.inbox.bell
+        self.recovering = Recovering(engine, store, leadership)
         self._engine = engine
         self._outbox = Outbox(self.inbox, self.sessions, self.watchers)
         self._lookups = Lookups(engine, store, self.inbox, clock)
@@ -193,15 +196,14 @@ class Driver:
             Fenced: Another leadership has begun.
             Rejected: The store refuses what recovery has to write.
         """
-        horizon = self.clock.now().wall - self._settings.retention
-        chunks = [chunk async for chunk in self.store.recover(self.leadership, horizon)]
-        live = sum(len(chunk.live) for chunk in chunks)
+        await self.recovering.load(self.clock.now().wall - self._settings.retention)
+        live = self.recovering.live
         now = self._read_clock()
         if live > RESTORED_INLINE:
             # Meanwhile the leadership has to be kept and standby's calls to be answered.
-            step = await asyncio.to_thread(self._engine.restore, chunks, now)
+            step = await asyncio.to_thread(self._engine.restore, (), now)
         else:
-            step = self._engine.restore(chunks, now)
+            step = self._engine.restore((), now)
         self._note(step, now)
         self._own.clear()
         try:
@@ -215,6 +217,7 @@ class Driver:
         finally:
             await self._writer.abandon()
         self._recovered = True
+        self.recovering.go_on(self._bell.set)
         return live
 
     async def run(self) -> Ending:
@@ -351,6 +354,9 @@ class Driver:
         if self._released:
             self._own.append(Released(self._released))
             self._released = 0
+        read = self.recovering.take()
+        if read is not None:
+            self._own.append(read)
         if self._own:
             events = self._own + events
             self._own = []
@@ -457,6 +463,7 @@ class Driver:
         try:
             await self._writer.abandon()
             await self._lookups.abandon()
+            await self.recovering.abandon()
             if ending is not Ending.FENCED:
                 last = after(self.clock.now(), LAST_COMMIT)
                 await within(self.clock, last, self._give_up_term())

@@ -2,16 +2,21 @@
 
 Rules a change must keep:
 
-1. A spec is one msgpack blob of its named fields, without the payload: a field that is added later
-   has a default, one that is unknown is passed over. What a look-up filters by has a column too.
+1. A spec is one msgpack blob of its named fields, without payload and key, which have columns: a
+   field that is added later has a default, one that is unknown is passed over. What a look-up
+   filters by has a column too.
 2. A change is a msgpack array; new fields go to its end.
 3. Ids are signed in SQL, two's complement, and unsigned in values. Their order is that of the
    unsigned numbers: `id_spans` says which signed spans to read, and in which order.
 4. What cannot be decoded is never fatal: the caller is told, and gets what the columns say.
+
+Without its key and payload the spec of one task is that of thousands: blobs that were read lately
+are kept with their meaning, and tasks that were asked for alike share their texts.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import TypeAlias
 
@@ -45,6 +50,14 @@ _LOWEST, _HIGHEST = -_SIGN, _SIGN - 1
 
 UNREADABLE = "this task was set aside: what the store holds of it cannot be read"
 """Message of a task that was quarantined."""
+
+_SEEN_MAX = 4096
+"""Specs that are kept for the next row that has the same."""
+
+_SEEN_BYTES = 1024
+"""Blobs longer than this are not kept."""
+
+_seen: dict[bytes, TaskSpec] = {}
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_spec = msgspec.msgpack.Decoder(TaskSpec).decode
@@ -111,12 +124,12 @@ def schedule_of(tags: Pairs) -> str | None:
 def task_row(row: TaskInserted) -> TaskRow:
     """The columns of a new task."""
     spec, number = row.spec, row.task_id
-    payload = spec.payload
-    bare = replace(spec, payload=b"") if payload else spec
+    payload, key = spec.payload, spec.key
+    bare = replace(spec, payload=b"", key="") if payload or key else spec
     return (
         number if number < _SIGN else number - _WRAP,
         row.created_at,
-        spec.key or None,
+        key or None,
         spec.pool,
         spec.kind,
         spec.tenant or None,
@@ -165,13 +178,28 @@ def decode_schedule(blob: bytes) -> StoredSchedule | None:
         return None
 
 
-def read_spec(blob: bytes, payload: bytes | None) -> TaskSpec | None:
-    """A spec with its payload (None: without); None when it cannot be read."""
-    try:
-        spec = _decode_spec(blob)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return replace(spec, payload=payload) if payload else spec
+def read_spec(blob: bytes, payload: bytes | None, key: str | None = None) -> TaskSpec | None:
+    """A spec with its payload and key (None: without); None when it cannot be read."""
+    spec = _seen.get(blob)
+    if spec is None:
+        try:
+            spec = _decode_spec(blob)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        spec = replace(
+            spec,
+            pool=sys.intern(spec.pool),
+            kind=sys.intern(spec.kind),
+            tenant=sys.intern(spec.tenant),
+            content_type=sys.intern(spec.content_type),
+        )
+        if len(blob) <= _SEEN_BYTES:
+            if len(_seen) >= _SEEN_MAX:
+                _seen.clear()
+            _seen[blob] = spec
+    if payload or key:
+        return replace(spec, payload=payload or b"", key=key or "")
+    return spec
 
 
 def read_change(number: int, blob: bytes) -> StatusChanged | None:
@@ -196,11 +224,16 @@ def read_change(number: int, blob: bytes) -> StatusChanged | None:
 
 
 def read_live(
-    number: int, created_at: Instant, spec: bytes, payload: bytes | None, change: bytes | None
+    number: int,
+    created_at: Instant,
+    key: str | None,
+    spec: bytes,
+    payload: bytes | None,
+    change: bytes | None,
 ) -> StoredTask | None:
     """A task that has not ended, from its columns; None when one of them cannot be read."""
     task_id = number if number >= 0 else number + _WRAP
-    read = read_spec(spec, payload)
+    read = read_spec(spec, payload, key)
     if read is None:
         return None
     if change is None:
@@ -232,7 +265,7 @@ class EndedColumns(msgspec.Struct, frozen=True, gc=False, array_like=True):
 def read_ended(columns: EndedColumns) -> StoredTask:
     """A task that has ended; what cannot be read of it is filled in from its columns."""
     task_id = unsigned(columns.id)
-    spec = read_spec(columns.spec, columns.payload)
+    spec = read_spec(columns.spec, columns.payload, columns.key)
     if spec is None:
         spec = TaskSpec(
             columns.pool, columns.kind, key=columns.key or "", tenant=columns.tenant or ""

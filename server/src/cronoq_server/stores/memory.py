@@ -111,10 +111,13 @@ class MemoryStore:
         yield disk.settings(base)
         for ids in _chunks(disk.live_ids()):
             yield RecoveredChunk(live=tuple(disk.tasks(ids, base)))
+            term.assert_holds()
         for ids in _chunks(disk.parent_ids()):
             yield RecoveredChunk(parents=tuple(disk.tasks(ids, base)))
+            term.assert_holds()
         for ids in _chunks(disk.ended_since(horizon + base)):
             yield RecoveredChunk(finished=tuple(disk.tasks(ids, base)))
+            term.assert_holds()
 
     async def release_leadership(self, leadership: Leadership) -> None:
         """See `Store.release_leadership`."""

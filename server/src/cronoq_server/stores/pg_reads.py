@@ -140,7 +140,7 @@ async def tasks(
 # --- recovery ------------------------------------------------------------------------------------
 
 _LIVE = f"""
-SELECT t.id, t.created_at, t.spec, t.payload, coalesce(c.change, t.change)
+SELECT t.id, t.created_at, t.key, t.spec, t.payload, coalesce(c.change, t.change)
 FROM {_IDS} {_TASK}
 LEFT JOIN LATERAL (
     SELECT change FROM cronoq_changes

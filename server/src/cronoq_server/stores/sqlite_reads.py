@@ -111,7 +111,7 @@ def tasks(db: sqlite3.Connection, ids: Sequence[int], base: int) -> list[StoredT
 # --- recovery ------------------------------------------------------------------------------------
 
 LIVE = (
-    "SELECT l.id, t.created_at, t.spec, t.payload, l.change "
+    "SELECT l.id, t.created_at, t.key, t.spec, t.payload, l.change "
     "FROM cronoq_live l CROSS JOIN cronoq_tasks t ON t.id = l.id"
 )
 """Reads what lives and nothing else: CROSS JOIN keeps the order of the two tables."""
@@ -156,7 +156,7 @@ def live(
             broken.append(unsigned(row[0]))
         else:
             found.append(shift_task(task, -base) if base else task)
-        size += len(row[3] or b"")
+        size += len(row[4] or b"")
         if count == CHUNK or size >= CHUNK_BYTES:
             rows.close()
             return found, broken, row[0] + 1
