@@ -1,0 +1,517 @@
+"""Which routes there are: method, path, what serves them, and what is said about them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from cronoq_server.api.admin_service import AdminService
+from cronoq_server.api.http import requests, responses
+from cronoq_server.api.http.admin_routes import AdminRoutes
+from cronoq_server.api.http.routes import Answers, Call, Handler, Route
+from cronoq_server.api.http.streams import EVENTS, LINES, StreamRoutes
+from cronoq_server.api.http.task_routes import By, TaskRoutes
+from cronoq_server.api.service import Service
+from cronoq_server.api.specs import SpecReader
+
+TASKS: Final = "Tasks"
+SCHEDULES: Final = "Schedules"
+CAPACITY: Final = "Pools, resources, workers"
+
+ID: Final = "72057594037927937"
+NOW: Final = "1767225600000000000"
+DONE: Final = Answers(text="Done.")
+RESULT: Final = {
+    "id": ID,
+    "status": "succeeded",
+    "output_available": True,
+    "content_type": "application/json",
+    "output": "hello world",
+}
+TASK: Final = {
+    "id": ID,
+    "status": "ready",
+    "pool": "default",
+    "kind": "greet",
+    "priority": "normal",
+    "attempt": 0,
+    "max_attempts": 3,
+    "created_unix_ns": NOW,
+    "waiting_for": ["a worker with a free slot"],
+}
+SCHEDULE: Final = {
+    "name": "nightly",
+    "cron": "30 2 * * *",
+    "tz": "Europe/Berlin",
+    "pool": "default",
+    "kind": "report",
+    "overlap": "skip",
+    "gap": "run_after",
+    "fold": "first",
+    "catch_up": "latest",
+    "paused": False,
+    "next_unix_ns": NOW,
+}
+NEW_TASK: Final = {"kind": "greet", "payload": "world", "key": "greet-42"}
+NEW_SCHEDULE: Final = {
+    "cron": "30 2 * * *",
+    "tz": "Europe/Berlin",
+    "template": {"kind": "report"},
+}
+
+
+def all_routes(service: Service, reader: SpecReader) -> list[Route]:
+    """Every route of tasks and operators."""
+    tasks, streams = TaskRoutes(service, reader), StreamRoutes(service, reader)
+    admin = AdminRoutes(AdminService(service), reader)
+    return [
+        *_submitting(tasks),
+        *_single(tasks),
+        *_many(tasks, streams),
+        *_schedules(admin),
+        *_capacity(admin),
+    ]
+
+
+def _submitting(tasks: TaskRoutes) -> list[Route]:
+    admitted = {"id": ID, "duplicate": False}
+    submitted = Answers(
+        shape=responses.Submitted, text="The task is admitted and durable.", example=admitted
+    )
+    return [
+        Route(
+            method="POST",
+            path="/v1/tasks",
+            serve=tasks.submit,
+            summary="Submit a task",
+            group=TASKS,
+            query=requests.SubmitQuery,
+            body=requests.NewTask,
+            example=NEW_TASK,
+            headers={
+                "Idempotency-Key": "The task's key, if the body names none.",
+                "traceparent": "W3C trace context, if the body has none.",
+            },
+            answers={
+                201: submitted,
+                200: Answers(
+                    shape=responses.Submitted,
+                    text="A task with that key is there already; nothing was changed.",
+                    example=admitted | {"duplicate": True},
+                ),
+            },
+            refusals=(404, 409),
+            mirrors=("Submit",),
+            submits=True,
+        ),
+        Route(
+            method="POST",
+            path="/v1/batches",
+            serve=tasks.submit_batch,
+            summary="Submit many tasks, all or none, or each on its own",
+            group=TASKS,
+            query=requests.BatchQuery,
+            body=requests.NewBatch,
+            example={"tasks": [NEW_TASK, {"kind": "greet", "deps": [{"key": "greet-42"}]}]},
+            answers={
+                200: Answers(
+                    shape=responses.SubmittedBatch,
+                    text="What became of each, in order. In an atomic batch none has an error.",
+                    example={"tasks": [admitted]},
+                )
+            },
+            refusals=(404, 409),
+            mirrors=("SubmitBatch", "SubmitMany"),
+            submits=True,
+        ),
+    ]
+
+
+Make = Callable[[By], Callable[[Call], Awaitable[Response]]]
+
+
+def _single(tasks: TaskRoutes) -> list[Route]:
+    """What can be done to one task, by id and by key."""
+    kinds: list[tuple[str, str, Make, str, dict[int, Answers], tuple[int, ...], str]] = [
+        ("GET", "", tasks.get, "Show {}", _one(responses.Task, TASK), (), "Get"),
+        ("GET", "detail", tasks.detail, "Show everything known of {}", _DETAIL, (), "Describe"),
+        (
+            "GET",
+            "output",
+            tasks.output,
+            "Fetch the output of {}, as it is",
+            _OUTPUT,
+            (409,),
+            "Wait",
+        ),
+        ("POST", "cancel", tasks.cancel, "Cancel {}", _CANCELLED, (), "Cancel"),
+        ("POST", "retry", tasks.retry, "Put {} back that has ended", _RETRIED, (409,), "Retry"),
+        ("DELETE", "", tasks.delete, "Forget {} that has ended", _DELETED, (409,), "Delete"),
+    ]
+    routes = []
+    for by, where, query, named, suffix in (
+        (tasks.by_id, "/v1/tasks/{id}", requests.NoQuery, "a task", ""),
+        (tasks.by_key, "/v1/task-by-key", requests.KeyQuery, "a task", " by its key"),
+    ):
+        for method, verb, make, summary, answers, refusals, mirror in kinds:
+            routes.append(
+                Route(
+                    method=method,
+                    path=f"{where}/{verb}" if verb else where,
+                    serve=make(by),
+                    summary=summary.format(named) + suffix,
+                    group=TASKS,
+                    query=query,
+                    answers=answers,
+                    refusals=(404, *refusals),
+                    mirrors=(mirror,),
+                )
+            )
+    return [*routes, *_waits(tasks)]
+
+
+def _one(shape: type, example: Any, text: str = "It is there.") -> dict[int, Answers]:
+    return {200: Answers(shape=shape, text=text, example=example)}
+
+
+_DETAIL: Final = _one(
+    responses.TaskDetail,
+    {
+        "task": TASK,
+        "spec": {
+            "kind": "greet",
+            "pool": "default",
+            "payload": "world",
+            "content_type": "application/json",
+            "priority": "normal",
+            "on_miss": "run_late",
+        },
+        "attempts": [],
+        "parents": [],
+        "children": [],
+    },
+)
+_OUTPUT: Final = {
+    200: Answers(text="The bytes, with the media type that the worker gave.", media="*/*"),
+    204: Answers(text="It ended without an output, or the output is no longer kept."),
+}
+_CANCELLED: Final = _one(responses.Cancelled, {"cancelled": True}, "Whether it is cancelled now.")
+_RETRIED: Final = _one(
+    responses.Retried, {"retried": True}, "Whether it was put back; not if it had succeeded."
+)
+_DELETED: Final = _one(responses.Deleted, {"deleted": True}, "It is forgotten.")
+
+
+def _waits(tasks: TaskRoutes) -> list[Route]:
+    answers = _one(responses.Result, RESULT, "It has ended.")
+    pairs: list[tuple[str, Handler, type, str]] = [
+        ("/v1/tasks/{id}/wait", tasks.wait_by_id, requests.WaitQuery, ""),
+        ("/v1/task-by-key/wait", tasks.wait_by_key, requests.KeyWaitQuery, " by its key"),
+    ]
+    return [
+        Route(
+            method="GET",
+            path=path,
+            serve=serve,
+            summary=f"Wait for the end of a task{suffix}",
+            group=TASKS,
+            query=query,
+            answers=answers,
+            refusals=(404, 504),
+            mirrors=("Wait",),
+        )
+        for path, serve, query, suffix in pairs
+    ]
+
+
+def _many(tasks: TaskRoutes, streams: StreamRoutes) -> list[Route]:
+    return [
+        Route(
+            method="GET",
+            path="/v1/tasks",
+            serve=tasks.list_tasks,
+            summary="List tasks, page by page",
+            group=TASKS,
+            query=requests.ListQuery,
+            answers={
+                200: Answers(
+                    shape=responses.TaskPage,
+                    text="One page. The header `Link` names the next one, if there is one.",
+                    example={"tasks": [TASK], "next_after": None, "unavailable_shards": []},
+                )
+            },
+            mirrors=("ListTasks",),
+        ),
+        Route(
+            method="POST",
+            path="/v1/bulk",
+            serve=tasks.bulk,
+            summary="Cancel or redrive one page of tasks",
+            group=TASKS,
+            body=requests.BulkOrder,
+            example={"action": "retry", "filter": {"statuses": ["dead_lettered"]}, "limit": 100},
+            answers=_one(
+                responses.Bulked,
+                {"matched": 1, "changed": 1, "next_after": None, "unavailable_shards": []},
+                "What was found and changed.",
+            ),
+            mirrors=("Bulk",),
+        ),
+        Route(
+            method="POST",
+            path="/v1/waits",
+            serve=streams.wait_many,
+            summary="Wait for many tasks, and hear of each end as it comes",
+            group=TASKS,
+            body=requests.WaitOrder,
+            example={"ids": [ID], "timeout_s": 30},
+            answers={
+                200: Answers(
+                    shape=responses.WaitLine,
+                    text="One JSON object per line; the last one when all is told.",
+                    media=LINES,
+                    example={"result": RESULT},
+                )
+            },
+            mirrors=("WaitMany",),
+        ),
+        Route(
+            method="GET",
+            path="/v1/watch",
+            serve=streams.watch,
+            summary="Watch statuses change, as server-sent events",
+            group=TASKS,
+            query=requests.WatchQuery,
+            headers={"Last-Event-ID": "The id of the last event that was read: resume behind it."},
+            answers={
+                200: Answers(
+                    shape=responses.Event,
+                    text="Events `status` with a task's status, `bookmark` with a cursor alone, "
+                    "and `error` with a refusal, which is the last. Each has a cursor as its id.",
+                    media=EVENTS,
+                    example={
+                        "id": ID,
+                        "pool": "default",
+                        "status": "succeeded",
+                        "attempt": 1,
+                        "at_unix_ns": NOW,
+                    },
+                )
+            },
+            refusals=(404,),
+            mirrors=("Watch", "WatchBatches"),
+        ),
+    ]
+
+
+def _schedules(admin: AdminRoutes) -> list[Route]:
+    one, times = "/v1/schedules/{name}", {"at_unix_ns": [NOW]}
+    return [
+        Route(
+            method="GET",
+            path="/v1/schedules",
+            serve=admin.list_schedules,
+            summary="List the schedules",
+            group=SCHEDULES,
+            answers=_one(
+                responses.Schedules,
+                {"schedules": [SCHEDULE], "unavailable_shards": []},
+                "All of them.",
+            ),
+            mirrors=("ListRecurring",),
+        ),
+        Route(
+            method="GET",
+            path=one,
+            serve=admin.get_schedule,
+            summary="Show a schedule",
+            answers=_one(
+                responses.ScheduleDetail,
+                {
+                    "schedule": SCHEDULE,
+                    "template": {
+                        "kind": "report",
+                        "pool": "default",
+                        "priority": "normal",
+                        "on_miss": "run_late",
+                    },
+                    "skipped": 0,
+                    "chain_broken": False,
+                },
+            ),
+            mirrors=("GetRecurring",),
+            group=SCHEDULES,
+            query=requests.ScheduleQuery,
+            refusals=(404, 409),
+        ),
+        Route(
+            method="PUT",
+            path=one,
+            serve=admin.put_schedule,
+            summary="Put a schedule, new or in place of the one with its name",
+            group=SCHEDULES,
+            body=requests.NewSchedule,
+            example=NEW_SCHEDULE,
+            answers={204: DONE},
+            refusals=(404, 409),
+            mirrors=("AddRecurring",),
+        ),
+        Route(
+            method="DELETE",
+            path=one,
+            serve=admin.remove_schedule,
+            summary="Remove a schedule; its tasks stay",
+            answers=_one(responses.Removed, {"removed": True}, "Whether there was one."),
+            mirrors=("RemoveRecurring",),
+            group=SCHEDULES,
+            query=requests.ScheduleQuery,
+            refusals=(404, 409),
+        ),
+        Route(
+            method="POST",
+            path=f"{one}/pause",
+            serve=admin.pause_schedule(paused=True),
+            summary="Pause a schedule",
+            answers={204: DONE},
+            mirrors=("PauseRecurring",),
+            group=SCHEDULES,
+            query=requests.ScheduleQuery,
+            refusals=(404, 409),
+        ),
+        Route(
+            method="POST",
+            path=f"{one}/resume",
+            serve=admin.pause_schedule(paused=False),
+            summary="Resume a schedule",
+            answers={204: DONE},
+            mirrors=("PauseRecurring",),
+            group=SCHEDULES,
+            query=requests.ScheduleQuery,
+            refusals=(404, 409),
+        ),
+        Route(
+            method="POST",
+            path=f"{one}/trigger",
+            serve=admin.trigger_schedule,
+            summary="Make one occurrence now",
+            answers={201: Answers(shape=responses.Triggered, example={"task_id": ID})},
+            mirrors=("TriggerRecurring",),
+            group=SCHEDULES,
+            query=requests.ScheduleQuery,
+            refusals=(404, 409),
+        ),
+        Route(
+            method="POST",
+            path=f"{one}/backfill",
+            serve=admin.backfill_schedule,
+            summary="Make the occurrences of a past range",
+            body=requests.Backfill,
+            example={"from_unix_ns": NOW, "to_unix_ns": NOW, "dry_run": True},
+            answers=_one(
+                responses.Backfilled,
+                {"created": 0, "next_unix_ns": None},
+                "How many were made, or would be.",
+            ),
+            mirrors=("BackfillRecurring",),
+            group=SCHEDULES,
+            query=requests.ScheduleQuery,
+            refusals=(404, 409),
+        ),
+        Route(
+            method="GET",
+            path=f"{one}/next",
+            serve=admin.next_occurrences,
+            summary="Compute the next occurrences of a schedule",
+            answers=_one(responses.Occurrences, times, "Their instants."),
+            mirrors=("PreviewRecurring",),
+            group=SCHEDULES,
+            query=requests.NextQuery,
+            refusals=(404, 409),
+        ),
+        Route(
+            method="POST",
+            path="/v1/schedules-preview",
+            serve=admin.preview_schedule,
+            summary="Compute the next occurrences of an expression",
+            group=SCHEDULES,
+            body=requests.SchedulePreview,
+            example={"cron": "30 2 * * *", "tz": "Europe/Berlin", "count": 3},
+            answers=_one(responses.Occurrences, times, "Their instants."),
+            mirrors=("PreviewRecurring",),
+        ),
+    ]
+
+
+def _capacity(admin: AdminRoutes) -> list[Route]:
+    return [
+        Route(
+            method="GET",
+            path="/v1/pools",
+            serve=admin.list_pools,
+            summary="List the pools with their figures",
+            group=CAPACITY,
+            answers=_one(responses.Pools, None, "All of them."),
+            mirrors=("ListPools",),
+        ),
+        Route(
+            method="POST",
+            path="/v1/pools/{name}/pause",
+            serve=admin.pause_pool(paused=True),
+            summary="Stop a pool from starting attempts",
+            group=CAPACITY,
+            answers={204: DONE},
+            refusals=(404,),
+            mirrors=("PausePool",),
+        ),
+        Route(
+            method="POST",
+            path="/v1/pools/{name}/resume",
+            serve=admin.pause_pool(paused=False),
+            summary="Let a pool start attempts again",
+            group=CAPACITY,
+            answers={204: DONE},
+            refusals=(404,),
+            mirrors=("ResumePool",),
+        ),
+        Route(
+            method="GET",
+            path="/v1/resources",
+            serve=admin.list_resources,
+            summary="List the resources and how much of them is out",
+            group=CAPACITY,
+            answers=_one(responses.Resources, None, "All of them."),
+            mirrors=("ListResources",),
+        ),
+        Route(
+            method="PUT",
+            path="/v1/resources/{name}",
+            serve=admin.set_resource,
+            summary="Resize a resource; holds until its configured size changes",
+            group=CAPACITY,
+            body=requests.ResourceSize,
+            example={"permits": 4},
+            answers=_one(responses.Resource, None, "As it is now."),
+            refusals=(404,),
+            mirrors=("SetResource",),
+        ),
+        Route(
+            method="GET",
+            path="/v1/workers",
+            serve=admin.list_workers,
+            summary="List the workers that are connected",
+            group=CAPACITY,
+            answers=_one(responses.Workers, None, "All of them."),
+            mirrors=("ListWorkers",),
+        ),
+        Route(
+            method="GET",
+            path="/v1/snapshot",
+            serve=admin.snapshot,
+            summary="Show figures of everything",
+            group=CAPACITY,
+            answers=_one(responses.Snapshot, None, "At this moment."),
+            mirrors=("Snapshot",),
+        ),
+    ]
