@@ -1,0 +1,253 @@
+"""How other shards' servers are reached: a channel for each, probed every second.
+
+Rules a change must keep:
+
+1. Whoever did not answer its last probe is not asked: nobody waits for the dead.
+2. A peer's endpoint may be a balancer in front of leader and standbys. An answer that says "not
+   the leader" executed nothing, so that the call is made again on a fresh connection, within
+   `peer_timeout_s`. Any other loss is the caller's to judge.
+3. Nothing here waits for a peer unless a call for it does; probes run by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import grpc
+import msgspec
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cronoq_server.engine.model import ErrorReason
+from cronoq_server.sharding.answers import reason_of
+from cronoq_server.sharding.topology import Shard
+
+PROBE_EVERY_S: Final = 1.0
+AGAIN_AFTER_S: Final = 0.05
+"""Between two tries of a call that reached a standby."""
+
+RETIRED_FOR_S: Final = 3600.0
+"""How long calls on a channel that was replaced may go on."""
+
+Metadata = tuple[tuple[str, str], ...]
+
+log = logging.getLogger(__name__)
+
+
+class PeerSettings(msgspec.Struct, frozen=True):
+    """How peers are reached.
+
+    Attributes:
+        timeout_s: How long reaching a peer, or its part in a read of many, may take, seconds.
+        message_bytes_max: Largest message that is accepted, bytes.
+        ca: File with the certificates that sign those of peers; None = the system's.
+        cert: File with this server's certificate for peers that ask for one.
+        key: File with its key.
+    """
+
+    timeout_s: float = 2.0
+    message_bytes_max: int = 5 * 1024 * 1024
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+class Peer:
+    """The servers of one other shard.
+
+    Attributes:
+        shard: Which one.
+        answers: Whether it answered its last probe, as a leader.
+    """
+
+    def __init__(self, shard: Shard, settings: PeerSettings) -> None:
+        """Connects to nobody before `probe` or a call."""
+        self.shard = shard
+        self.answers = False
+        self._settings = settings
+        self._channel = self._open()
+        self._retired: set[asyncio.Task[None]] = set()
+
+    async def call(
+        self,
+        method: str,
+        request: Message,
+        answer: type[Message],
+        metadata: Metadata,
+        timeout_s: float | None,
+    ) -> Any:
+        """Makes one call.
+
+        Args:
+            method: Its full name, `/package.Service/Method`.
+            request: What is asked.
+            answer: The message that comes back.
+            metadata: What travels with it.
+            timeout_s: How long the answer may take, seconds; None = for ever.
+
+        Raises:
+            grpc.aio.AioRpcError: The peer refused, or was lost.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            spent = loop.time() - began
+            left = None if timeout_s is None else max(0.0, timeout_s - spent)
+            ask = self._channel.unary_unary(
+                method, type(request).SerializeToString, answer.FromString
+            )
+            try:
+                return await ask(request, timeout=left, metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                if not self._is_worth_another(error, loop.time() - began):
+                    raise
+            self._renew()
+            await asyncio.sleep(AGAIN_AFTER_S)
+
+    async def stream(
+        self,
+        method: str,
+        request: Message,
+        answer: type[Message],
+        metadata: Metadata,
+        timeout_s: float | None,
+    ) -> AsyncIterator[Any]:
+        """Makes one call with many answers; see `call`. Closing it cancels the call."""
+        loop = asyncio.get_running_loop()
+        began, heard = loop.time(), False
+        while True:
+            spent = loop.time() - began
+            left = None if timeout_s is None else max(0.0, timeout_s - spent)
+            ask = self._channel.unary_stream(
+                method, type(request).SerializeToString, answer.FromString
+            )
+            call = ask(request, timeout=left, metadata=metadata)
+            try:
+                async for message in call:
+                    heard = True
+                    yield message
+                return
+            except grpc.aio.AioRpcError as error:
+                if heard or not self._is_worth_another(error, loop.time() - began):
+                    raise
+            finally:
+                call.cancel()
+            self._renew()
+            await asyncio.sleep(AGAIN_AFTER_S)
+
+    async def probe(self) -> None:
+        """Asks once whether a leader answers."""
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        try:
+            answer = await stub.Check(
+                health_pb2.HealthCheckRequest(service="cronoq.v1.Tasks"),
+                timeout=self._settings.timeout_s,
+            )
+            found = answer.status == health_pb2.HealthCheckResponse.SERVING
+        except grpc.aio.AioRpcError as error:
+            # A server without that service answers, and that is enough.
+            found = error.code() is grpc.StatusCode.UNIMPLEMENTED
+        if found != self.answers:
+            log.info(
+                "shard %s %s",
+                self.shard.name,
+                "answers" if found else "does not answer",
+                extra={"action": "peer_changed", "shard": self.shard.name, "answers": found},
+            )
+        self.answers = found
+        if not found:
+            self._renew()
+
+    async def close(self) -> None:
+        """Ends every call."""
+        for task in list(self._retired):
+            task.cancel()
+        await asyncio.gather(*self._retired, return_exceptions=True)
+        await self._channel.close()
+
+    def _is_worth_another(self, error: grpc.aio.AioRpcError, spent_s: float) -> bool:
+        again = (ErrorReason.NOT_LEADER, ErrorReason.STOPPING)
+        return reason_of(error) in again and spent_s + AGAIN_AFTER_S < self._settings.timeout_s
+
+    def _renew(self) -> None:
+        """Makes the next call connect anew; calls under way keep their connection."""
+        old, self._channel = self._channel, self._open()
+        task = asyncio.create_task(old.close(RETIRED_FOR_S))
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
+
+    def _open(self) -> grpc.aio.Channel:
+        target = urlsplit(self.shard.endpoint)
+        host = f"[{target.hostname}]" if ":" in (target.hostname or "") else target.hostname
+        port = target.port or (443 if self.shard.is_encrypted else 80)
+        options = self._options()
+        if not self.shard.is_encrypted:
+            return grpc.aio.insecure_channel(f"{host}:{port}", options=options)
+        settings = self._settings
+        credentials = grpc.ssl_channel_credentials(
+            _content(settings.ca), _content(settings.key), _content(settings.cert)
+        )
+        return grpc.aio.secure_channel(f"{host}:{port}", credentials, options=options)
+
+    def _options(self) -> list[tuple[str, int]]:
+        return [
+            ("grpc.use_local_subchannel_pool", 1),  # or a new channel would share old connections
+            ("grpc.max_receive_message_length", self._settings.message_bytes_max),
+            ("grpc.max_send_message_length", self._settings.message_bytes_max),
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.ping_timeout_ms", 10_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
+
+
+class Peers:
+    """The servers of all other shards."""
+
+    def __init__(self, shards: Iterable[Shard], settings: PeerSettings) -> None:
+        """Prepares a peer for each shard; `run` probes them."""
+        self._peers = {shard.name: Peer(shard, settings) for shard in shards}
+
+    def of(self, shard: Shard) -> Peer:
+        """The servers of a shard that is not one's own."""
+        return self._peers[shard.name]
+
+    def answers(self, shard: Shard) -> bool:
+        """Whether a shard answered its last probe."""
+        return self._peers[shard.name].answers
+
+    def missing(self) -> list[str]:
+        """The shards that did not."""
+        return [name for name, peer in self._peers.items() if not peer.answers]
+
+    async def run(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Probes until it is cancelled, then closes every connection.
+
+        Each peer is probed by itself, so that a slow one does not hide what became of the others.
+        """
+        peers = self._peers.values()
+        try:
+            async with asyncio.TaskGroup() as probes:
+                for peer in peers:
+                    probes.create_task(_probe(peer, pause), name=f"probe of {peer.shard.name}")
+        finally:
+            await asyncio.gather(*(peer.close() for peer in peers))
+
+
+async def _probe(peer: Peer, pause: Callable[[float], Awaitable[None]]) -> None:
+    while True:
+        await peer.probe()
+        await pause(PROBE_EVERY_S)
+
+
+def _content(path: str | None) -> bytes | None:
+    """What a file holds now: certificates are read anew with each connection."""
+    return None if path is None else Path(path).read_bytes()
