@@ -123,10 +123,12 @@ async def serving(
     if running.done():
         waiting.cancel()
         running.result()
-    async with grpc.aio.insecure_channel(str(server.address), options=LARGE) as channel:
-        yield Edge(server, channel)
-    server.stop()
-    assert await running == 0
+    try:
+        async with grpc.aio.insecure_channel(str(server.address), options=LARGE) as channel:
+            yield Edge(server, channel)
+    finally:
+        server.stop()
+        assert await running == 0
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import signal
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,15 +23,17 @@ from cronoq_server.api.auth import Authenticator
 from cronoq_server.api.gate import Gate
 from cronoq_server.api.grpc_api import all_handlers
 from cronoq_server.api.health_http import HealthServer
-from cronoq_server.api.listener import Listener, claim
+from cronoq_server.api.listener import SERVICES, TESTING, Listener, claim
 from cronoq_server.api.metrics import Metrics
 from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
 from cronoq_server.api.testing_api import ClockService
+from cronoq_server.api.tls import Certificates
 from cronoq_server.assembly import engine_settings, replica_settings, store_settings, webhooks
-from cronoq_server.config import Address, Config
+from cronoq_server.config import Address, Config, ConfigError
 from cronoq_server.engine import Engine
 from cronoq_server.ha import Outcome, Replica
+from cronoq_server.reloading import plan
 from cronoq_server.runtime import (
     Clock,
     Driver,
@@ -61,6 +64,8 @@ class Server:
         address: Where it serves gRPC, with the real port.
         leader: The driver that leads at this moment; raises `Refused` when there is none.
         metrics: What Prometheus is told.
+        authenticator: Knows who callers are.
+        certificates: What the server shows of itself; None without TLS.
     """
 
     def __init__(
@@ -81,6 +86,8 @@ class Server:
         if config.server.http_addr.port:
             claim(config.server.http_addr)
         self._config = config
+        tls = config.server.tls
+        self.certificates = Certificates(tls) if tls.cert is not None else None
         self._clock = clock or SystemClock()
         self._store = store or open_store(store_settings(config))
         settings = replica_settings(config)
@@ -90,13 +97,21 @@ class Server:
         self._replica = Replica(self._store, self._clock, self._engine, settings, self)
         self.leader = self._replica.leader
         self.metrics = Metrics(__version__, self.leader, lambda: self._replica.ready)
-        reader = SpecReader(config.limits, [pool.name for pool in config.pools])
-        service = Service(config.limits, Gate(config.limits), self.leader)
+        self._reader = SpecReader(config.limits, [pool.name for pool in config.pools])
+        self._service = Service(config.limits, Gate(config.limits), self.leader)
         self.authenticator = Authenticator(config.auth)
-        handlers = all_handlers(service, reader, self.authenticator)
+        handlers = all_handlers(self._service, self._reader, self.authenticator)
+        names: tuple[str, ...] = SERVICES
         if isinstance(clock, ManualClock):
             handlers.append(ClockService(clock, self.leader).handler(self.authenticator))
-        self._listener = Listener(self.address, config.limits, lambda: handlers)
+            names = (*names, TESTING)
+        self._listener = Listener(
+            self.address,
+            config.limits,
+            lambda: handlers,
+            certificates=self.certificates,
+            services=names,
+        )
         self._health = HealthServer(config.server.http_addr, lambda: self._replica.ready)
         self._announce: Callable[[Address], None] = lambda _: None
 
@@ -108,6 +123,37 @@ class Server:
     def stop(self) -> None:
         """Asks for a shutdown in order; `run` returns when it is done."""
         self._replica.stop()
+
+    def reload(self, read: Config) -> tuple[str, ...]:
+        """Takes what can be taken live of a configuration that was read again.
+
+        Certificates are read again even if their files have the same names.
+
+        Returns:
+            Paths whose change waits for a restart.
+
+        Raises:
+            OSError: A file is gone since it was checked; nothing has changed.
+        """
+        config, taken, waiting = plan(self._config, read)
+        if self.certificates is not None:
+            self.certificates.replace(config.server.tls)
+        self.authenticator.replace(config.auth)
+        self._service.replace_limits(config.limits)
+        self._reader.replace_limits(config.limits)
+        self._config = config
+        log.info(
+            "settings read again; changed: %s",
+            ", ".join(taken) or "nothing",
+            extra={"action": "settings_reloaded", "changed": list(taken)},
+        )
+        if waiting:
+            log.warning(
+                "what can't change while the server runs waits for a restart: %s",
+                ", ".join(waiting),
+                extra={"action": "reload_refused", "waiting": list(waiting)},
+            )
+        return waiting
 
     async def run(self, announce: Callable[[Address], None]) -> int:
         """Serves until it is stopped.
@@ -174,14 +220,22 @@ class Server:
             )
 
 
-def run(config: Config, announce: Callable[[Address], None], *, test_clock: bool = False) -> int:
+def run(
+    config: Config,
+    announce: Callable[[Address], None],
+    *,
+    reread: Callable[[], Config] | None = None,
+    test_clock: bool = False,
+) -> int:
     """Serves in this process until a signal, and returns the exit code.
 
-    SIGTERM and SIGINT shut down in order; a second one ends the process at once.
+    SIGTERM and SIGINT shut down in order; a second one ends the process at once. SIGHUP reads the
+    configuration again.
 
     Args:
         config: What to serve.
         announce: Called with the address when calls are served.
+        reread: Reads the configuration again; raises `ConfigError` if it has mistakes.
         test_clock: Whether time stands still until somebody moves it over gRPC.
 
     Raises:
@@ -191,7 +245,7 @@ def run(config: Config, announce: Callable[[Address], None], *, test_clock: bool
     writer = configure(config.server.log_level, config.server.log_format)
     try:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            return runner.run(_until_signal(config, announce, test_clock))
+            return runner.run(_until_signal(config, announce, reread, test_clock))
     finally:
         writer.finish()
 
@@ -206,7 +260,10 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _until_signal(
-    config: Config, announce: Callable[[Address], None], test_clock: bool
+    config: Config,
+    announce: Callable[[Address], None],
+    reread: Callable[[], Config] | None,
+    test_clock: bool,
 ) -> int:
     clock = None
     if test_clock:
@@ -225,4 +282,16 @@ async def _until_signal(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
+    if reread is not None:
+        loop.add_signal_handler(signal.SIGHUP, _reload, server, reread)
     return await server.run(announce)
+
+
+def _reload(server: Server, reread: Callable[[], Config]) -> None:
+    """Takes the configuration as it is now, or says why it stays as it was."""
+    try:
+        server.reload(reread())
+    except (ConfigError, OSError, ssl.SSLError) as error:
+        log.error(
+            "the configuration stays as it was: %s", error, extra={"action": "reload_refused"}
+        )

@@ -1,4 +1,8 @@
-"""What the command line says: which configuration to serve, and what the exit code means.
+"""What the command line says: what to do, with which configuration, and what the exit code means.
+
+    cronoq-server [serve]     serves
+    cronoq-server config      prints the configuration that holds in the end, without secrets
+    cronoq-server dev-certs   makes certificates for trying TLS out
 
 Exit codes:
 
@@ -15,8 +19,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cronoq_server import __version__
@@ -27,7 +32,9 @@ from cronoq_server.config import (
     Problem,
     StoreConfig,
     load,
+    parse,
     parse_address,
+    to_toml,
 )
 
 OK = 0
@@ -43,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; those of the process if not given.
     """
     given = read_arguments(arguments)
+    if given.command == "dev-certs":
+        return _dev_certs(given.folder, given.name)
     try:
         config = configured(given)
     except ConfigError as error:
@@ -51,7 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.check:
         print(f"{given.config or 'the default configuration'} is right")
         return OK
-    return _serve(config, test_clock=given.test_clock)
+    if given.command == "config":
+        print(to_toml(config), end="")
+        return OK
+    return _serve(config, lambda: configured(given), test_clock=given.test_clock)
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -59,7 +71,13 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="cronoq-server", description="A durable task queue server.", allow_abbrev=False
     )
-    parser.add_argument("command", nargs="?", choices=["serve"], default="serve", help="serve")
+    parser.add_argument(
+        "command", nargs="?", choices=["serve", "config", "dev-certs"], default="serve"
+    )
+    parser.add_argument("folder", nargs="?", type=Path, help="dev-certs: where to write them")
+    parser.add_argument(
+        "--name", action="append", default=[], help="dev-certs: a further name of the server"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a cronoq.toml")
     parser.add_argument("--check", action="store_true", help="check the configuration and exit")
     parser.add_argument("--store", metavar="STORE", help="memory, sqlite:PATH or postgres://…")
@@ -80,7 +98,10 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="time stands still until a test moves it; with the memory store only",
     )
     parser.add_argument("--version", action="version", version=f"cronoq-server {__version__}")
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    if (given.folder is not None) != (given.command == "dev-certs"):
+        parser.error("dev-certs, and nothing else, takes the folder to write to")
+    return given
 
 
 def _address(text: str) -> Address:
@@ -96,7 +117,10 @@ def configured(given: argparse.Namespace) -> Config:
     Raises:
         ConfigError: It has mistakes.
     """
-    config = load(given.config) if given.config is not None else Config()
+    if given.config is not None:
+        config = load(given.config, os.environ)
+    else:
+        config = parse("", "default configuration", os.environ)
     server = config.server
     if given.grpc_addr is not None:
         server = dataclasses.replace(server, grpc_addr=given.grpc_addr)
@@ -109,10 +133,10 @@ def configured(given: argparse.Namespace) -> Config:
         Problem(
             f"server.{name}",
             f"{address} can be reached from other machines and there is no authentication; "
-            "listen on 127.0.0.1, or say --insecure-no-auth",
+            "listen on 127.0.0.1, give credentials in [auth], or say --insecure-no-auth",
         )
         for name, address in (("grpc_addr", server.grpc_addr), ("http_addr", server.http_addr))
-        if not (server.insecure_no_auth or address.is_loopback)
+        if not (server.insecure_no_auth or address.is_loopback or config.auth.is_on)
     ]
     if given.test_clock and store.kind != "memory":
         # Leases and locks of shared stores pass by the time of the machine.
@@ -144,7 +168,7 @@ def _store(store: StoreConfig, text: str) -> StoreConfig:
     return dataclasses.replace(store, **named)  # type: ignore[arg-type]
 
 
-def _serve(config: Config, *, test_clock: bool) -> int:
+def _serve(config: Config, reread: Callable[[], Config], *, test_clock: bool) -> int:
     from cronoq_server import app
     from cronoq_server.api.listener import AddressInUse
     from cronoq_server.stores.base import Unusable
@@ -153,6 +177,7 @@ def _serve(config: Config, *, test_clock: bool) -> int:
         return app.run(
             config,
             lambda address: print(f"serving gRPC on {address}", flush=True),
+            reread=reread,
             test_clock=test_clock,
         )
     except AddressInUse as error:
@@ -161,3 +186,27 @@ def _serve(config: Config, *, test_clock: bool) -> int:
     except Unusable as error:
         print(f"cronoq-server: the store can't be used: {error}", file=sys.stderr)
         return FAILED
+
+
+def _dev_certs(folder: Path, names: Sequence[str]) -> int:
+    from cronoq_server import dev_certs
+
+    try:
+        made = dev_certs.make(folder, names)
+    except OSError as error:
+        print(f"cronoq-server: {error}", file=sys.stderr)
+        return FAILED
+    print("\n".join(str(file) for file in made))
+    print(f"\nFor trying out only: the CA's key lies beside them.\n\n{SNIPPET.format(folder)}")
+    return OK
+
+
+SNIPPET = """\
+[server.tls]
+cert = "{0}/server.pem"
+key = "{0}/server-key.pem"
+client_ca = "{0}/ca.pem"       # leave it out to let callers in without a certificate
+
+[[auth.certs]]
+dns_name = "client.cronoq.test"
+role = "admin\""""

@@ -6,6 +6,7 @@ from cronoq_server.api import audit
 from cronoq_server.api.auth import Operation, Principal, require
 from cronoq_server.api.service import Service
 from cronoq_server.api.texts import invalid
+from cronoq_server.config import LimitsConfig
 from cronoq_server.engine import (
     Backfilled,
     BackfillSchedule,
@@ -37,9 +38,14 @@ class AdminService:
     """The operations of operators."""
 
     def __init__(self, service: Service) -> None:
-        self.limits = service.limits
+        self._service = service
         self._ask = service.request
         self.wall = service.wall
+
+    @property
+    def limits(self) -> LimitsConfig:
+        """Bounds on what callers may ask for, as of now."""
+        return self._service.limits
 
     # Looking around
 

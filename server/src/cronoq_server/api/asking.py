@@ -49,6 +49,12 @@ class Asking:
         self.rates = SubmitRates(limits.submits_per_second_per_token)
         self._leader = leader
 
+    def replace_limits(self, limits: LimitsConfig) -> None:
+        """Takes other bounds from now on."""
+        self.limits = limits
+        self.gate.replace(limits)
+        self.rates.per_second = limits.submits_per_second_per_token
+
     # Asking
 
     def wall(self) -> Instant:

@@ -27,7 +27,12 @@ class Gate:
 
     def __init__(self, limits: LimitsConfig) -> None:
         self._inside: Counter[Kind] = Counter()
-        self._most: dict[Kind, int] = {
+        self._most: dict[Kind, int] = {}
+        self.replace(limits)
+
+    def replace(self, limits: LimitsConfig) -> None:
+        """Takes other bounds from now on; nobody who is inside is sent away."""
+        self._most = {
             "requests": limits.max_concurrent_requests,
             "waiters": limits.max_waiters,
             "streams": limits.max_concurrent_streams,

@@ -28,7 +28,6 @@ class TasksApi:
     def __init__(self, service: Service, reader: SpecReader) -> None:
         self._service = service
         self._reader = reader
-        self._limits = service.limits
         self._bytes_max = service.limits.max_message_bytes
 
     def bodies(self) -> Mapping[str, Body]:
@@ -56,7 +55,7 @@ class TasksApi:
         """Admits one task, and waits for its end if asked to."""
         who, spec = caller(context), self._reader.read(request.task)
         wished = request.wait_timeout_s if request.HasField("wait_timeout_s") else None
-        timeout = convert.read_wait(wished, "wait_timeout_s", self._limits.max_wait_s)
+        timeout = convert.read_wait(wished, "wait_timeout_s", self._service.limits.max_wait_s)
         remaining = context.time_remaining()
         admitted = await self._service.submit(who, [spec], SubmitMode.ONE, remaining)
         response = tasks_pb2.SubmitResponse(id=admitted.ids[0])
@@ -166,7 +165,7 @@ class TasksApi:
         """Waits for one task."""
         target = self._reader.reference(request.task)
         wished = request.timeout_s if request.HasField("timeout_s") else None
-        timeout = convert.read_wait(wished, "timeout_s", self._limits.max_wait_s)
+        timeout = convert.read_wait(wished, "timeout_s", self._service.limits.max_wait_s)
         response = task_pb2.TaskResult()
         convert.fill_result(response, await self._service.wait(caller(context), target, timeout))
         return response
@@ -175,7 +174,7 @@ class TasksApi:
         """Streams the results of many tasks."""
         ids, keys = convert.read_references(request, self._reader)
         wished = request.timeout_s if request.HasField("timeout_s") else None
-        timeout = convert.read_wait(wished, "timeout_s", self._limits.max_wait_s)
+        timeout = convert.read_wait(wished, "timeout_s", self._service.limits.max_wait_s)
         outputs = not request.without_output
         ends = self._service.wait_many(caller(context), ids, keys, timeout, outputs=outputs)
         async with aclosing(ends) as stream:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -23,6 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cronoq_server.api.errors import abort
+from cronoq_server.api.tls import Certificates
 from cronoq_server.config import MIB, Address, LimitsConfig
 from cronoq_server.runtime.refusals import NOT_LEADER
 
@@ -38,6 +39,9 @@ STEP_DOWN_GRACE_S = 0.5
 
 STANDBY_GRACE_MS = 100
 SERVICES = ("cronoq.v1.Tasks", "cronoq.v1.Workers", "cronoq.v1.Admin")
+TESTING = "cronoq.v1.Testing"
+"""Offered on top where time is moved by hand."""
+
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -120,6 +124,9 @@ class Listener:
         address: Address,
         limits: LimitsConfig,
         handlers: Callable[[], list[grpc.GenericRpcHandler]],
+        *,
+        certificates: Certificates | None = None,
+        services: Sequence[str] = SERVICES,
     ) -> None:
         """Prepares to listen, and holds the port; `close` lets go of it.
 
@@ -127,7 +134,11 @@ class Listener:
             address: As `claim` gave it.
             limits: Message sizes and keepalive.
             handlers: Makes the handlers of a leader.
+            certificates: What it shows of itself; None = connections are not encrypted.
+            services: Names of the services that the handlers offer.
         """
+        self._certificates = certificates
+        self._services = services
         self.address = address
         self._limits = limits
         self._handlers = handlers
@@ -156,11 +167,14 @@ class Listener:
             return
         old, server = self._server, self._build(leading=leading)
         checks = health.aio.HealthServicer()
-        for name in ("", *SERVICES):
+        for name in ("", *self._services):
             await checks.set(name, SERVING if leading else NOT_SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         try:
-            server.add_insecure_port(str(self.address))
+            if self._certificates is None:
+                server.add_insecure_port(str(self.address))
+            else:
+                server.add_secure_port(str(self.address), self._certificates.grpc_credentials())
         except RuntimeError as error:
             cause = OSError(errno.EADDRINUSE, str(error))
             raise AddressInUse(self.address, cause) from error
@@ -180,7 +194,7 @@ class Listener:
         server = grpc.aio.server(options=self._options(leading=leading))
         if leading:
             server.add_generic_rpc_handlers(tuple(self._handlers()))
-            names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
         else:
             server.add_generic_rpc_handlers((StandbyHandler(),))

@@ -91,6 +91,10 @@ class SpecReader:
         self._pools = _Words(lambda text: texts.name(text, "pool"), self.default_pool)
         self._types = _Words(lambda text: texts.word(text, "content_type"), "")
 
+    def replace_limits(self, limits: LimitsConfig) -> None:
+        """Takes other bounds from now on; that on bytes stays."""
+        self._limits = limits
+
     def pool(self, text: str, field: str = "pool") -> str:
         """The pool that a caller means; empty is the default one.
 

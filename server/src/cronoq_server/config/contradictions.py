@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterator, Sequence
 
 from cronoq_server.config import rules
+from cronoq_server.config.certificates import tls_problems
 from cronoq_server.config.sections import (
     AuthConfig,
     CertConfig,
     Config,
     ResourceConfig,
-    ServerConfig,
     StoreConfig,
     TokenConfig,
 )
@@ -46,7 +46,7 @@ def contradictions(config: Config) -> list[Problem]:
     problems += _doubles("resources", [resource.name for resource in config.resources])
     for index, resource in enumerate(config.resources):
         problems += _resource_problems(f"resources[{index}]", resource)
-    problems += _tls_problems(config.server)
+    problems += tls_problems(config.server)
     problems += auth_problems(config.auth, [pool.name for pool in config.pools])
     if config.auth.certs and config.server.tls.client_ca is None:
         message = "must be given, since auth.certs lets callers in by their certificates"
@@ -109,22 +109,6 @@ def _resource_problems(path: str, resource: ResourceConfig) -> list[Problem]:
             problems.append(Problem(f"{path}.{name}", f"does not belong to a {resource.kind}"))
         elif not given and name in wanted[resource.kind]:
             problems.append(Problem(f"{path}.{name}", f"must be given for a {resource.kind}"))
-    return problems
-
-
-def _tls_problems(server: ServerConfig) -> list[Problem]:
-    """Certificates without keys, and files that can't be read."""
-    problems = []
-    for path, tls in (("server.tls", server.tls), ("server.peer_tls", server.peer_tls)):
-        for name, other in (("cert", "key"), ("key", "cert")):
-            if getattr(tls, name) is None and getattr(tls, other) is not None:
-                problems.append(Problem(f"{path}.{name}", f"must be given with {other}"))
-        for name in ("cert", "key", "ca", "client_ca"):
-            file = getattr(tls, name, None)
-            if file is not None and not os.access(file, os.R_OK):
-                problems.append(Problem(f"{path}.{name}", f"{file!r} is no file that can be read"))
-    if server.tls.client_ca is not None and server.tls.cert is None:
-        problems.append(Problem("server.tls.cert", "must be given with client_ca"))
     return problems
 
 
