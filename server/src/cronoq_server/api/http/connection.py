@@ -202,8 +202,18 @@ class Connection(HttpToolsProtocol):
         self._task = asyncio.current_task()
         self._answering = cycle = receive.__self__
         scope[CERTIFICATE_NAMES] = self._certificate_names
+        joined = Joined(self.transport)
+
+        async def send_joined(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                cycle.transport = joined
+                await send(message)
+            else:
+                await send(message)
+                joined.flush()
+
         try:
-            await self._serving(scope, receive, send)
+            await self._serving(scope, receive, send_joined)
         except asyncio.CancelledError:
             if not cycle.disconnected:
                 raise
@@ -244,6 +254,41 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if seconds is None else self.loop.call_later(seconds, self.abort)
+
+
+class Joined:
+    """A transport that sends the head of an answer together with what follows it."""
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = b""
+
+    def write(self, content: bytes) -> None:
+        """Keeps the first piece for the second, and writes all others."""
+        if self._head is None:
+            self._transport.write(content)
+        elif self._head:
+            head, self._head = self._head, None
+            self._transport.write(head + content)
+        else:
+            self._head = content
+
+    def flush(self) -> None:
+        """Writes the first piece if nothing has followed it."""
+        if self._head:
+            self._transport.write(self._head)
+        self._head = None
+
+    def close(self) -> None:
+        """Closes when all is written."""
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Whether it is closed."""
+        return self._transport.is_closing()
 
 
 def certificate_names(transport: asyncio.BaseTransport) -> tuple[str, ...]:

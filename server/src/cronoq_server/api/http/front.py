@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from functools import lru_cache
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
@@ -249,6 +250,7 @@ def check_local(headers: Mapping[str, str], method: str) -> None:
         raise texts.invalid("origin", f"pages of {texts.shown(origin)} may change nothing here")
 
 
+@lru_cache(maxsize=256)
 def _is_local(host: str) -> bool:
     name, colon, port = host.rpartition(":")
     if not colon or not port.isdecimal():

@@ -10,6 +10,8 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -46,15 +48,35 @@ from cronoq_server.runtime.refusals import Refused
 Render = Callable[[str], Awaitable[tuple[str, bytes]]]
 """Makes a scrape from the `Accept` header: the media type and the body."""
 
+Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+
 OPENAPI: Final = "/openapi.json"
 
 
 class _Direct(APIRoute):
-    """A route that parses for itself: its endpoint takes the request and returns the answer."""
+    """A route that parses for itself: its endpoint takes the request and returns the answer.
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
-        return endpoint
+    What the framework would do around it (bodies, dependencies, their clean-up) costs as much as
+    admitting a task, and there is nothing of it to do.
+    """
+
+    def __init__(self, path: str, endpoint: Endpoint, method: str) -> None:
+        super().__init__(path, endpoint, methods=[method], response_model=None)
+        self.app = self._serve
+        self._endpoint = endpoint
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        response = await self._endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
+class _Application(FastAPI):
+    """The routes with nothing around them but what turns errors into answers."""
+
+    def build_middleware_stack(self) -> Any:
+        handlers = dict(self.exception_handlers)
+        failed: Any = handlers.pop(Exception)
+        return ServerErrorMiddleware(ExceptionMiddleware(self.router, handlers), failed)
 
 
 def application(
@@ -71,7 +93,9 @@ def application(
         metrics: Makes a scrape.
         further: Routes of others, such as pages; they find the caller in the request's scope.
     """
-    app = FastAPI(title="cronoq", version=__version__, docs_url=None, redoc_url=None)
+    app = _Application(
+        title="cronoq", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
+    )
     routes = all_routes(service, reader)
     for route in routes:
         _add(app, route.path, route.method, route.__call__)
@@ -98,8 +122,8 @@ def application(
     return app
 
 
-def _add(app: FastAPI, path: str, method: str, serve: Callable[..., Any]) -> None:
-    app.router.routes.append(_Direct(path, serve, methods=[method], response_model=None))
+def _add(app: FastAPI, path: str, method: str, serve: Endpoint) -> None:
+    app.router.routes.append(_Direct(path, serve, method))
 
 
 async def _finish(reply: Reply, request: Request) -> Response:
@@ -173,7 +197,8 @@ class HttpServer:
         server, limits = config.server, config.limits
         self._front = Front(app, role, authenticator.identify, is_open=frozenset({METRICS}))
         self._front.body_bytes_max = limits.max_http_body_bytes
-        self._front.only_local = lambda: not authenticator.is_on and server.http_addr.is_loopback
+        is_local = server.http_addr.is_loopback
+        self._front.only_local = lambda: is_local and not authenticator.is_on
         self._gateway = HttpListener(server.http_addr, limits, self._front, tls)
         self._listeners = [self._gateway]
         if server.metrics_addr is not None:
