@@ -196,29 +196,39 @@ class Driver:
             Fenced: Another leadership has begun.
             Rejected: The store refuses what recovery has to write.
         """
-        await self.recovering.load(self.clock.now().wall - self._settings.retention)
-        live = self.recovering.live
+        try:
+            now = await self._take_over()
+            while self._write_on(now) or self._writer.busy:
+                await self._bell.wait()
+                self._bell.clear()
+                self._release(self._take_durable())
+            self._recovered = True
+        except StoreError:
+            self._engine.close()
+            raise
+        finally:
+            await self._writer.abandon()
+            if not self._recovered:
+                await self.recovering.abandon()
+        self.recovering.go_on(self._bell.set)
+        return self.recovering.live
+
+    async def _take_over(self) -> Now:
+        """Rebuilds the engine from what the store holds; returns the instant of its step."""
+        try:
+            await self.recovering.load(self.clock.now().wall - self._settings.retention)
+        except asyncio.CancelledError:
+            self._engine.close()
+            raise
         now = self._read_clock()
-        if live > RESTORED_INLINE:
+        if self.recovering.live > RESTORED_INLINE:
             # Meanwhile the leadership has to be kept and standby's calls to be answered.
             step = await asyncio.to_thread(self._engine.restore, (), now)
         else:
             step = self._engine.restore((), now)
         self._note(step, now)
         self._own.clear()
-        try:
-            while self._write_on(now) or self._writer.busy:
-                await self._bell.wait()
-                self._bell.clear()
-                self._release(self._take_durable())
-        except StoreError:
-            self._engine.close()
-            raise
-        finally:
-            await self._writer.abandon()
-        self._recovered = True
-        self.recovering.go_on(self._bell.set)
-        return live
+        return now
 
     async def run(self) -> Ending:
         """Serves until it is stopped or its leadership ends.

@@ -14,9 +14,8 @@ Rules a change must keep:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from cronoq_server.engine.engine import Engine
 from cronoq_server.engine.events import EndsRead
@@ -60,16 +59,16 @@ class Recovering:
             Unavailable: The store can't be read.
             Fenced: Another leadership has begun.
         """
-        pieces = self._store.recover(self._leadership, horizon)
+        self._rest = self._store.recover(self._leadership, horizon)
         may_wait = self._store.capabilities.remembers
-        async for chunk in pieces:
+        async for chunk in self._rest:
             self._engine.load(chunk)
             self.live += len(chunk.live)
             self.schedules += len(chunk.schedules)
             self.ended += len(chunk.parents) + len(chunk.finished)
             if may_wait and chunk.finished and self.ended >= ENDED_FIRST:
-                self._rest = pieces
                 return
+        self._rest = None
 
     def go_on(self, ring: Callable[[], None]) -> None:
         """Begins to read what was left for later; `ring` is called when there is something."""
@@ -114,13 +113,13 @@ class Recovering:
 
     async def abandon(self) -> None:
         """Stops reading."""
-        reading, self._reading, self._rest = self._reading, None, None
+        reading, self._reading = self._reading, None
+        rest, self._rest = self._rest, None
         if reading is not None:
             reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({reading})
-            if not reading.cancelled():
-                reading.exception()
+            await asyncio.gather(reading, return_exceptions=True)
+        if isinstance(rest, AsyncGenerator):
+            await rest.aclose()
 
 
 async def _next(pieces: AsyncIterator[RecoveredChunk]) -> RecoveredChunk | None:

@@ -107,6 +107,13 @@ class Segments:
         index = bisect_right(self._firsts, (task_id, 1 << 62))
         return self._firsts[index - 1][1] if index else ASIDE
 
+    def by_segment(self, ids: Iterable[int]) -> dict[int, list[int]]:
+        """The same ids by the segment that holds their rows."""
+        found: dict[int, list[int]] = {}
+        for task_id in ids:
+            found.setdefault(self.of(task_id), []).append(task_id)
+        return found
+
     def begin(self, segment: int, first_id: int) -> None:
         """A new segment takes ids from this one on."""
         insort(self._firsts, (first_id, segment))

@@ -148,6 +148,14 @@ LEFT JOIN LATERAL (
 ) c ON true
 WHERE true"""
 
+_LIVE_IN = """
+SELECT t.id, t.created_at, t.key, t.spec, t.payload, coalesce(c.change, t.change)
+FROM cronoq_tasks_{segment} t
+LEFT JOIN LATERAL (
+    SELECT change FROM cronoq_changes_{segment} WHERE id = t.id ORDER BY position DESC LIMIT 1
+) c ON true
+WHERE t.id = ANY($1)"""
+
 
 async def ledger(db: Connection) -> Ledger:
     """Everything a leader knows by heart, in one state of the database."""
@@ -194,12 +202,17 @@ async def settings(db: Connection, base: int) -> tuple[RecoveredChunk, list[str]
 async def live(
     db: Connection, segments: Segments, ids: Sequence[int], base: int
 ) -> tuple[list[StoredTask], list[int]]:
-    """These live tasks in order of their ids; and ids of those that cannot be read."""
+    """These live tasks in order of their ids; and ids of those that cannot be read.
+
+    Each segment is asked for its own: a million rows are too many to look for each one's table.
+    """
     found: dict[int, StoredTask] = {}
-    for row in await db.fetch(_LIVE, *places(segments, ids)):
-        task = read_live(*row)
-        if task is not None:
-            found[task.task_id] = shift_task(task, -base) if base else task
+    for segment, numbers in segments.by_segment(ids).items():
+        rows = await db.fetch(_LIVE_IN.format(segment=segment), [signed(i) for i in numbers])
+        for row in rows:
+            task = read_live(*row)
+            if task is not None:
+                found[task.task_id] = shift_task(task, -base) if base else task
     return [found[i] for i in ids if i in found], [i for i in ids if i not in found]
 
 

@@ -16,10 +16,9 @@ Sessions and errors, the lock, rows, pruning, look-ups: `pg_session`, `pg_leader
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cronoq_server.engine.model import Instant
 from cronoq_server.engine.mutations import (
@@ -40,6 +39,7 @@ from cronoq_server.stores.base import (
     Rejected,
     StoreError,
     TimeBase,
+    Unavailable,
 )
 from cronoq_server.stores.codec import signed
 from cronoq_server.stores.output_cache import CACHE_BYTES, OutputCache
@@ -57,7 +57,7 @@ from cronoq_server.stores.pg_session import (
     session_name,
     transaction,
 )
-from cronoq_server.stores.recovery import Parents, ended_within
+from cronoq_server.stores.recovery import Parents, ended_within, read_ahead
 
 log = logging.getLogger(__name__)
 
@@ -314,10 +314,7 @@ class PostgresStore:
         await self._set_aside_schedules(term, broken)
         yield chunk
         parents = Parents()
-        for ids in _chunks(list(term.ledger.blocks.ids()), reads.CHUNK):
-            live, unreadable = await self._read(
-                term, partial(reads.live, segments=segments, ids=ids, base=base)
-            )
+        async for live, unreadable in self._live(term):
             await self._set_aside(term, unreadable)
             parents.note(live)
             yield RecoveredChunk(live=tuple(live))
@@ -326,25 +323,45 @@ class PostgresStore:
                 term, partial(reads.named, segments=segments, query=query, base=base)
             )
             yield RecoveredChunk(parents=tuple(page.tasks))
-        rest: tuple[int, int] | None = _NEWEST
-        while rest is not None:
-            ended, rest = await self._read(term, partial(reads.ends_before, place=rest, base=base))
+
+        async def ends(place: tuple[int, int]) -> tuple[tuple[StoredTask, ...], Any]:
+            ended, rest = await self._read(term, partial(reads.ends_before, place=place, base=base))
             finished, goes_on = ended_within(ended, horizon)
+            return finished, rest if goes_on else None
+
+        async for finished in read_ahead(ends, _NEWEST):
             yield RecoveredChunk(finished=finished)
-            if not goes_on:
-                return
+
+    def _live(self, term: PostgresLeadership) -> AsyncIterator[tuple[list[StoredTask], list[int]]]:
+        """What lives, in order; each time with ids of those that cannot be read."""
+        segments, base = term.ledger.segments, self._base
+        ids = list(term.ledger.blocks.ids())
+
+        async def some(start: int) -> tuple[tuple[list[StoredTask], list[int]], int | None]:
+            part, end = ids[start : start + reads.CHUNK], start + reads.CHUNK
+            found = await self._read(
+                term, partial(reads.live, segments=segments, ids=part, base=base)
+            )
+            return found, end if end < len(ids) else None
+
+        return read_ahead(some, 0 if ids else None)
 
     async def _read(
         self, term: PostgresLeadership, work: Callable[[Connection], Awaitable[T]]
     ) -> T:
-        """Reads under a term that holds."""
+        """Reads under a term that holds when all was read."""
 
         async def checked(db: Connection) -> T:
+            found = await work(db)
             await term.assert_holds(db)
-            return await work(db)
+            return found
 
         self._assert_current(term)
-        return await self._reader.run(checked)
+        try:
+            return await self._reader.run(checked)
+        except Unavailable:  # tables go when another leader prunes: is this still ours to read?
+            await self._reader.run(term.assert_holds)
+            raise
 
     async def _set_aside(self, term: PostgresLeadership, ids: list[int]) -> None:
         if ids:
@@ -407,12 +424,6 @@ class PostgresStore:
 def _term(leadership: Leadership) -> PostgresLeadership:
     assert isinstance(leadership, PostgresLeadership), leadership
     return leadership
-
-
-def _chunks(ids: Iterable[int], size: int) -> Iterator[list[int]]:
-    rest = iter(ids)
-    while part := list(islice(rest, size)):
-        yield part
 
 
 def _advance(ledger: Ledger, position: int, plan: Plan, pruned: list[Pruned]) -> None:

@@ -1,12 +1,17 @@
-"""Which finished tasks a new leader is given beside those that live; the same for SQL stores."""
+"""Which finished tasks a new leader is given beside those that live, and how pieces are read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from cronoq_server.engine.model import SECOND, Instant
 from cronoq_server.engine.mutations import StoredTask
 from cronoq_server.stores.base import FinishedQuery
+
+T = TypeVar("T")
+P = TypeVar("P")
 
 _NAMES = 1000
 """Parents looked up at once."""
@@ -50,3 +55,28 @@ def ended_within(
         return found, True
     latest = max(t.change.at for t in newest_first if t.change is not None)
     return found, latest >= horizon - _OUT_OF_ORDER
+
+
+async def read_ahead(
+    read: Callable[[P], Awaitable[tuple[T, P | None]]], place: P | None
+) -> AsyncIterator[T]:
+    """Pieces one after the other; each is on its way while the one before is worked on.
+
+    Args:
+        read: Reads the piece at a place; returns it, and the place of the next, None = the end.
+        place: Of the first piece; None = there is none.
+    """
+    reading = None if place is None else asyncio.ensure_future(read(place))
+    try:
+        while reading is not None:
+            found, place = await reading
+            reading = None if place is None else asyncio.ensure_future(read(place))
+            if reading is not None:
+                await asyncio.sleep(
+                    0
+                )  # whoever takes this piece may not let others run for a while
+            yield found
+    finally:
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
