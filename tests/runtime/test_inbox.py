@@ -260,7 +260,7 @@ class TestResultStream:
         assert caught.value.refusal.reason is ErrorReason.STORE_UNAVAILABLE
 
     async def test_what_the_engine_does_not_hold_is_asked_of_the_store(self) -> None:
-        """By id and by key, within the caller's pools; the rest is refused by name."""
+        """By id and by key, within the caller's pools; the rest is refused when asked again."""
         store = MemoryStore(MemoryDisk())
         term = await lead(store)
         rows = [
@@ -283,6 +283,13 @@ class TestResultStream:
             Result(1, Status.SUCCEEDED, "", b"one"),
             Result(2, Status.FAILED, "no"),
         ]
+        assert (told.refusals, told.last) == ((), False)
+        (again,) = inbox.drain(10)
+        assert isinstance(again, Wait)
+        assert (again.ids, again.keys) == ((3, 4), ("five",))
+        left = (3, 4, "five")
+        inbox.push(Results(again.call, [], unknown=left, scope=scope, last=True))
+        told = await _next(stream)
         assert [(target, why.reason) for target, why in told.refusals] == [
             (target, ErrorReason.TASK_UNKNOWN) for target in (3, 4, "five")
         ]

@@ -51,6 +51,7 @@ from cronoq_server.engine.model import (
     TaskSpec,
 )
 from cronoq_server.runtime import Ending, Outbound, Refused, Session, ShutdownNotice
+from cronoq_server.runtime.watch_stream import WatchFilter
 from cronoq_server.stores.memory import MemoryDisk, MemoryStore
 from cronoq_server.testing.builders import submit
 from cronoq_server.testing.faults import Fault, FaultyStore, ManualClock
@@ -394,6 +395,81 @@ class TestPutBack:
             assert sum(matched for matched, _ in answers) == 5
             assert all(matched == changed for matched, changed in answers)
             assert rig.disk.live_ids() == ids
+
+
+class TestOvertaken:
+    """Questions that a redrive overtakes: neither the engine nor the store knew the task."""
+
+    FORGETFUL: ClassVar[dict[str, Any]] = {"engine": {"finished_max": 0}}
+
+    async def overtake(self, rig: Rig, session: Session, question: asyncio.Task[Any]) -> Lease:
+        """Puts the task back while the store is asked for its end; the lease it then has."""
+        await settle()
+        assert await done(rig.ask(lambda call: Redrive(call, "a"))) == Done(True)
+        (lease,) = await leases(session)
+        assert not question.done()
+        rig.store.let_go()
+        await settle()
+        return lease
+
+    async def test_a_read_finds_the_task_alive(self) -> None:
+        """It runs again, and so it is shown."""
+        async with real(**self.FORGETFUL) as rig:
+            session = await joined(rig)
+            task_id = await failed(rig, session, task(key="a"))
+            rig.store.hold_searches(1)
+            question = rig.ask(lambda call: Get(call, task_id))
+            await self.overtake(rig, session, question)
+            assert (await done(question)).status == Status.RUNNING
+
+    @pytest.mark.parametrize("by_key", [True, False])
+    async def test_a_wait_goes_on_to_the_next_end(self, by_key: bool) -> None:
+        """It is not told that there is no such task."""
+        async with real(**self.FORGETFUL) as rig:
+            session = await joined(rig)
+            task_id = await failed(rig, session, task(key="a"))
+            ids, keys = ((), ("a",)) if by_key else ((task_id,), ())
+            rig.store.hold_searches(1)
+            stream = rig.driver.inbox.results(lambda call: Wait(call, ids, keys, None))
+            question = asyncio.ensure_future(anext(stream))
+            lease = await self.overtake(rig, session, question)
+            assert not question.done()
+            session.reported(lease.lease, [Completed(lease.lease, b"out", "text/plain")])
+            told = await done(question)
+            assert told.results == [Result(task_id, Status.SUCCEEDED, "", b"out", "text/plain")]
+            assert (told.refusals, told.last) == ((), True)
+
+    @pytest.mark.parametrize("by_key", [True, False])
+    async def test_a_watch_sees_the_next_end(self, by_key: bool) -> None:
+        """It refuses no task that is there, and leaves one watch in the engine."""
+        async with real(**self.FORGETFUL) as rig:
+            session = await joined(rig)
+            task_id = await failed(rig, session, task(key="a"))
+            names = WatchFilter(keys=("a",)) if by_key else WatchFilter(ids=(task_id,))
+            rig.store.hold_searches(1)
+            question = asyncio.ensure_future(rig.driver.watchers.open(names))
+            lease = await self.overtake(rig, session, question)
+            stream = await done(question)
+            assert stream.refusals == []
+            session.reported(lease.lease, [Completed(lease.lease, b"out", "text/plain")])
+            batch = await done(anext(stream))
+            assert [event.status for event, _ in batch.events] == [Status.SUCCEEDED]
+            await settle()
+            assert rig.engine._state.watches == 1
+            await stream.aclose()
+
+    async def test_a_task_that_nobody_knows_is_refused_by_each(self) -> None:
+        """After the second look."""
+        async with real(**self.FORGETFUL) as rig:
+            read = rig.ask(lambda call: Get(call, 77))
+            assert await refusal(read) is ErrorReason.TASK_UNKNOWN
+            stream = rig.driver.inbox.results(lambda call: Wait(call, (77,), (), None))
+            told = await done(anext(stream))
+            assert [target for target, _ in told.refusals] == [77]
+            assert told.last
+            watch = await done(rig.driver.watchers.open(WatchFilter(ids=(77,))))
+            assert [target for target, _ in watch.refusals] == [77]
+            await watch.aclose()
 
 
 async def failed(rig: Rig, session: Session, spec: TaskSpec) -> int:

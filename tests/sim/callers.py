@@ -248,6 +248,7 @@ class Callers:
         keys = tuple(t for t in left if isinstance(t, str))
         stream = driver.inbox.results(lambda call: events.Wait(call, ids, keys, until))
         chronicle = self.world.known.chronicle
+        there = {target: None for target in left if target in chronicle.rows}
         try:
             async for told in stream:
                 for result in told.results:
@@ -262,6 +263,8 @@ class Callers:
                         left.pop(row.spec.key, None)
                 for target, _ in told.refusals:
                     left.pop(target, None)
+                    if target in there:
+                        self.world.oracle.answers.denied(target)
         finally:
             await stream.aclose()
 

@@ -431,7 +431,7 @@ class Play:
             await self._crash_leader()
             return
         self.world.count("leader stopped")
-        await leader.driver.stop(int(6 * SECOND * self.chance.random()))
+        await self.world.stop(leader, int(5 * SECOND * self.chance.random()))
 
     async def _storm(self) -> None:
         weather = self.world.weather

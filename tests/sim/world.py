@@ -8,10 +8,11 @@ the order in which the world asks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -20,9 +21,10 @@ from cronoq_server.engine.engine import Engine, Step
 from cronoq_server.engine.events import Event
 from cronoq_server.engine.model import MILLISECOND, SECOND, Duration, EngineSettings, Now
 from cronoq_server.engine.mutations import RecoveredChunk
-from cronoq_server.runtime.clock import after
-from cronoq_server.runtime.driver import Driver, DriverSettings, Ending
-from cronoq_server.stores.base import Batch, Fenced, Rejected, StoreError, TimeBase, Unavailable
+from cronoq_server.ha.leadership import TermSettings
+from cronoq_server.ha.replica import Replica, ReplicaSettings
+from cronoq_server.runtime.driver import Driver, DriverSettings
+from cronoq_server.stores.base import Batch, Leadership
 from cronoq_server.stores.memory import MemoryDisk
 from tests.sim.accounts import Accounts
 from tests.sim.clockwork import Machine, ProcessClock, VirtualLoop
@@ -33,13 +35,13 @@ TAIL = 14
 """Steps that are shown when a promise was broken."""
 
 KEEP_EVERY: Duration = 2 * SECOND
-"""How often a leader that has nothing to write looks whether it still leads."""
+"""How often a leader confirms that it still leads."""
 
 STEPS_MAX = 60_000
 """Steps after which a world is taken to spin."""
 
 POLL: Duration = 250 * MILLISECOND
-"""How long a standby takes at most to notice that nobody leads."""
+"""Longest pause between two tries of a standby to lead while nobody does."""
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -95,7 +97,7 @@ class WatchedEngine(Engine):
 
 
 class Process:
-    """One server process: acquires, recovers, serves, until it dies.
+    """One server process, a real replica: it acquires, recovers, serves, until it dies or stops.
 
     Attributes:
         driver: Its driver, while it serves.
@@ -118,79 +120,55 @@ class Process:
         self.store = DistantStore(
             world.disk, machine, world.weather, world.chance, world.committed, world.remembers
         )
-        self.task = world.spawn(self._live())
-
-    async def _live(self) -> None:
-        terms = 0
-        while not self.is_dead:
-            terms += 1
-            term = await self._acquire(f"{self.number}-{terms}")
-            if term is not None:
-                await self._lead(term)
-            await self.clock.sleep_until(after(self.clock.now(), self._pause()))
-
-    def _pause(self) -> Duration:
-        return int(POLL * self.world.chance.random())
-
-    async def _acquire(self, holder: str) -> Term | None:
-        await self.world.vacancy.wait()
-        try:
-            term = await self.store.acquire_leadership(holder, self.clock.now().wall, TimeBase())
-        except Unavailable:
-            return None
-        if term is None:
-            self.world.look_for_vacancy()
-            return None
-        assert isinstance(term, Term)
-        self.epoch = term.epoch
-        return term
-
-    async def _lead(self, term: Term) -> None:
-        world = self.world
-        world.look_for_vacancy()
-        settings = msgspec.structs.replace(
-            world.settings, epoch=term.epoch, high_water=term.high_water
+        chance = world.chance
+        settings = ReplicaSettings(
+            world.driver_settings,
+            TermSettings(poll=int(POLL * chance.random()), keepalive=KEEP_EVERY),
+            grace=int(6 * SECOND * chance.random()),
         )
-        engine = WatchedEngine(world, settings)
-        driver = Driver(engine, self.store, term, self.clock, world.driver_settings)
-        try:
-            await driver.recover()
-        except (Fenced, Rejected, Unavailable):
-            try:
-                await self.store.release_leadership(term)
-            except StoreError:
-                world.lapse_later(term.epoch)
-            world.look_for_vacancy()
-            return
+        self.replica = Replica(self.store, self.clock, self._make_engine, settings, self)
+        self.task = world.spawn(self.replica.run())
+
+    def _make_engine(self, term: Leadership) -> WatchedEngine:
+        self.epoch = term.epoch
+        self.world.look_for_vacancy()
+        settings = msgspec.structs.replace(
+            self.world.settings, epoch=term.epoch, high_water=term.high_water
+        )
+        self._next = WatchedEngine(self.world, settings)
+        return self._next
+
+    @contextlib.asynccontextmanager
+    async def leading(self, driver: Driver) -> AsyncIterator[None]:
+        """See `Stage.leading`."""
+        world = self.world
         world.terms += 1
-        self.driver, self.engine = driver, engine
+        self.driver, self.engine = driver, self._next
         world.serving(self)
-        running = world.spawn(driver.run())
-        keeping = world.spawn(self._keep(term, running))
         try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError:
-            running.cancel()
-            await asyncio.wait([running])
-            raise
+            yield
         finally:
-            keeping.cancel()
             self.driver = self.engine = None
             self.cut_links()
-            world.look_for_vacancy()
-            world.lapse_later(term.epoch)
+            self._left_term()
 
-    async def _keep(self, term: Term, running: asyncio.Task[Ending]) -> None:
-        """Looks now and then whether the term still holds, as whoever holds a lock must."""
-        while True:
-            await self.clock.sleep_until(after(self.clock.now(), KEEP_EVERY))
-            try:
-                await term.check()
-            except Fenced:
-                running.cancel()
-                return
-            except Unavailable:
-                continue
+    async def stand_by(self) -> None:
+        """See `Stage.stand_by`: nobody asks for a leadership that is taken."""
+        self._left_term()
+        if not self.is_dead:
+            await self.world.vacancy.wait()
+
+    def _left_term(self) -> None:
+        world = self.world
+        world.look_for_vacancy()
+        if self.epoch == world.disk.epoch and world.disk.holder is not None:
+            world.lapse_later(self.epoch)
+
+    async def stop(self) -> None:
+        """Stops in order and ends."""
+        self.replica.stop()
+        await asyncio.wait([self.task])
+        self.is_dead = True
 
     def crash(self) -> None:
         """The process is gone between one instruction and the next."""
@@ -365,6 +343,16 @@ class World:
         if process.epoch == self.disk.epoch:
             self.lapse_later(process.epoch)
         self.timeline.after(down, lambda: self.start(index))
+
+    async def stop(self, process: Process, down: Duration) -> None:
+        """A process is stopped in order; another one is started on its machine later."""
+        await process.stop()
+        index = self.machines.index(process.machine)
+        if self.processes[index] is process:
+            self.processes[index] = None
+            await self.sleep(down)
+            if self.processes[index] is None:
+                self.start(index)
 
     def freeze(self, index: int, duration: Duration) -> None:
         """Nothing on a machine runs for a while; others may believe it gone."""

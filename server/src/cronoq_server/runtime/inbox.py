@@ -20,7 +20,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final, get_args
+from typing import Any, Final, get_args
+
+from msgspec.structs import replace
 
 from cronoq_server.engine.effects import Answer, FromStore, Result, Results, Watching
 from cronoq_server.engine.events import (
@@ -78,13 +80,18 @@ class _Call:
 class ResultStream:
     """The ends of tasks, as they become known to one waiting caller.
 
-    Iterating gives `Results`, with outputs loaded; several that came together are one.
+    Iterating gives `Results`, with outputs loaded; several that came together are one. Tasks that
+    neither the engine nor the store knows are asked for once more, by a second event: one of them
+    may have been put back after the engine had left it to the store.
     """
 
     __slots__ = (
+        "_again",
+        "_build",
         "_inbox",
         "_last",
         "_number",
+        "_numbers",
         "_over",
         "_refusal",
         "_refusals",
@@ -98,11 +105,20 @@ class ResultStream:
         "entered",
     )
 
-    def __init__(self, inbox: Inbox, number: int, arrived: Instant, with_outputs: bool) -> None:
+    def __init__(
+        self,
+        inbox: Inbox,
+        build: Callable[[int], Event],
+        arrived: Instant,
+        with_outputs: bool,
+    ) -> None:
         self.arrived = arrived
         self.entered = False
         self._inbox = inbox
-        self._number = number
+        self._build = build
+        self._number = 0
+        self._numbers: list[int] = []  # of its events that are not over
+        self._again: set[TaskRef] = set()
         self._with_outputs = with_outputs
         self._results: list[Result] = []
         self._refusals: list[tuple[TaskRef, Refusal]] = []
@@ -114,6 +130,11 @@ class ResultStream:
         self._refusal: Refusal | None = None
         self._waiter: asyncio.Future[None] | None = None
 
+    def begin(self) -> None:
+        """Asks the engine."""
+        self._number = self._inbox.post(self, self._build)
+        self._numbers.append(self._number)
+
     def push(self, results: Results) -> None:
         """Adds what one step told this call."""
         self._results += results.results
@@ -121,8 +142,10 @@ class ResultStream:
         if results.unknown:
             self._unknown += results.unknown
             self._scope = results.scope
-        self._last = results.last
-        self._timed_out = results.timed_out
+        if results.last:
+            self._numbers.remove(results.call)
+            self._last = not self._numbers
+            self._timed_out = self._timed_out or results.timed_out
         self._wake()
 
     def answer(self, answer: Answer | Watching) -> None:
@@ -144,27 +167,25 @@ class ResultStream:
         Raises:
             Refused: The call is over before all ends are known.
         """
-        while not (self._results or self._unknown or self._refusals or self._last):
-            if self._over:
-                raise StopAsyncIteration
-            if self._refusal is not None:
-                self._over = True
-                raise Refused(self._refusal)
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return await self._completed(self._take())
+        while True:
+            while not (self._results or self._unknown or self._refusals or self._last):
+                if self._over:
+                    raise StopAsyncIteration
+                if self._refusal is not None:
+                    self._over = True
+                    raise Refused(self._refusal)
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            told = await self._completed(self._take())
+            if told.results or told.refusals or told.last:
+                return told
 
     def _take(self) -> Results:
         taken, unknown = self._results[:PULL_MAX], self._unknown[:PULL_MAX]
         del self._results[:PULL_MAX], self._unknown[:PULL_MAX]
         refusals = tuple(self._refusals)
         self._refusals.clear()
-        last = self._last and not self._results and not self._unknown
-        if last:
-            self._last = False
-            self._over = True
-        timed_out = last and self._timed_out
-        return Results(self._number, taken, refusals, tuple(unknown), self._scope, last, timed_out)
+        return Results(self._number, taken, refusals, tuple(unknown), self._scope)
 
     async def _completed(self, taken: Results) -> Results:
         """Adds what the engine does not hold: ends that only the store knows, and outputs."""
@@ -172,17 +193,36 @@ class ResultStream:
         if taken.unknown:
             found, missing = await loader.ends_of(taken.unknown, taken.scope)
             results = results + found
-            refusals = (*refusals, *missing)
+            refusals = (*refusals, *(each for each in missing if each[0] in self._again))
+            self._ask_again([target for target, _ in missing if target not in self._again])
         if self._with_outputs:
             results = await loader.with_outputs(results)
-        return Results(taken.call, results, refusals, last=taken.last, timed_out=taken.timed_out)
+        last = self._last and not (self._results or self._unknown or self._refusals)
+        if last:
+            self._last = False
+            self._over = True
+        timed_out = last and self._timed_out
+        return Results(self._number, results, refusals, last=last, timed_out=timed_out)
+
+    def _ask_again(self, targets: list[TaskRef]) -> None:
+        """Asks the engine once more for tasks that the store does not know either."""
+        if not targets:
+            return
+        self._again.update(targets)
+        ids = tuple(target for target in targets if isinstance(target, int))
+        keys = tuple(target for target in targets if isinstance(target, str))
+        build: Any = self._build
+        number = self._inbox.post(self, lambda call: replace(build(call), ids=ids, keys=keys))
+        self._numbers.append(number)
+        self._last = False
 
     async def aclose(self) -> None:
         """Gives up waiting; the engine forgets the call."""
         self._over = True
         self._last = False
         self._results.clear()
-        self._inbox.forget(self._number)
+        for number in self._numbers:
+            self._inbox.forget(number)
 
 
 class Inbox:
@@ -241,7 +281,7 @@ class Inbox:
             Refused: The engine, the store or the end of this leadership refused it.
         """
         call = _Call(self._admit())
-        number = self._post(call, build)
+        number = self.post(call, build)
         try:
             answer = await call.future
         except asyncio.CancelledError:
@@ -261,9 +301,8 @@ class Inbox:
         Raises:
             Refused: No call is taken now.
         """
-        arrived = self._admit()
-        stream = ResultStream(self, self._number + 1, arrived, outputs)
-        self._post(stream, build)
+        stream = ResultStream(self, build, self._admit(), outputs)
+        stream.begin()
         return stream
 
     def _admit(self) -> Instant:
@@ -273,7 +312,14 @@ class Inbox:
             raise Refused(TOO_MANY)
         return self._clock.now().mono
 
-    def _post(self, call: _Call | ResultStream, build: Callable[[int], Event]) -> int:
+    def post(self, call: _Call | ResultStream, build: Callable[[int], Event]) -> int:
+        """Queues the event of a call that has been admitted; returns its number.
+
+        Raises:
+            Refused: No call is taken any more.
+        """
+        if self._refusal is not None:
+            raise Refused(self._refusal)
         self._number = number = self._number + 1
         self._calls[number] = call
         self.tell(build(number))

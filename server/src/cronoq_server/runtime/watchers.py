@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from cronoq_server.engine.effects import Page, Publish, TaskView, Watching
+from cronoq_server.engine.effects import Page, Publish, StatusEvent, TaskView, Watching
 from cronoq_server.engine.events import ListTasks, Scope, Unwatch, Watch
 from cronoq_server.engine.model import (
     PENDING,
@@ -101,28 +101,24 @@ class Watchers:
             Refused: The cursor is unknown, or no call is taken now.
         """
         cursor = self._known(after_cursor) if after_cursor else None
-        call = 0
-
-        def build(number: int) -> Watch:
-            nonlocal call
-            call = number
-            return Watch(number, wanted.ids, wanted.keys, scope)
-
+        watching = await self._ask(wanted.ids, wanted.keys, scope)
         try:
-            watching = await self._inbox.ask_raw(build)
-        except asyncio.CancelledError:
-            if self._starts.pop(call, None) is not None:
-                self._left()
-            raise
-        assert isinstance(watching, Watching), watching
-        number = self._starts.pop(call)
-        ended = list(watching.ended)
-        try:
-            more, refusals = await self._loader.events_of(watching.unknown, scope)
+            ended, refusals = await self._ended(watching, scope)
+            if refusals:
+                # Nobody knows them; or they were put back after the engine had left them to the
+                # store.
+                ids = tuple(target for target, _ in refusals if isinstance(target, int))
+                keys = tuple(target for target, _ in refusals if isinstance(target, str))
+                again = await self._ask(ids, keys, scope)
+                try:
+                    more, refusals = await self._ended(again, scope)
+                finally:
+                    self._give_up(again.call)
+                ended += more
         except (asyncio.CancelledError, Refused):
-            self._left()
+            self._give_up(watching.call)
             raise
-        ended += more
+        number = self._starts.pop(watching.call)
         if cursor is not None and cursor.epoch == self.epoch:
             resumed = self.ring.number_after(cursor.position, cursor.index)
             if resumed is not None:
@@ -130,6 +126,36 @@ class Watchers:
         stream = WatchStream(self, wanted, scope, bookmarks, ended, refusals, number, cursor)
         self._streams[stream] = None
         return stream
+
+    async def _ask(self, ids: tuple[int, ...], keys: tuple[str, ...], scope: Scope) -> Watching:
+        """Has the engine publish; where the watch starts is kept under its call."""
+        call = 0
+
+        def build(number: int) -> Watch:
+            nonlocal call
+            call = number
+            return Watch(number, ids, keys, scope)
+
+        try:
+            watching = await self._inbox.ask_raw(build)
+        except asyncio.CancelledError:
+            if call in self._starts:
+                self._give_up(call)
+            raise
+        assert isinstance(watching, Watching), watching
+        return watching
+
+    async def _ended(
+        self, watching: Watching, scope: Scope
+    ) -> tuple[list[StatusEvent], list[tuple[TaskRef, Refusal]]]:
+        """Named tasks that have ended, and those that nobody knows."""
+        more, refusals = await self._loader.events_of(watching.unknown, scope)
+        return [*watching.ended, *more], refusals
+
+    def _give_up(self, call: int) -> None:
+        """A watch that was asked for and does not become a stream."""
+        del self._starts[call]
+        self._left()
 
     def _known(self, given: bytes) -> Cursor:
         cursor, ring = cursors.decode(given), self.ring

@@ -83,6 +83,7 @@ class FaultyStore:
         self._search_gate = asyncio.Event()
         self._recovery_gate = asyncio.Event()
         self._search_faults = 0
+        self._searches_to_hold: int | None = None
         self._way_in.set()
         self._way_out.set()
         self._search_gate.set()
@@ -96,9 +97,10 @@ class FaultyStore:
         """From now on commits and checks are done, but do not answer until `let_go`."""
         self._way_out.clear()
 
-    def hold_searches(self) -> None:
-        """From now on look-ups of finished tasks wait, until `let_go`."""
+    def hold_searches(self, count: int | None = None) -> None:
+        """From now on look-ups of finished tasks wait, until `let_go`; all, or the next so many."""
         self._search_gate.clear()
+        self._searches_to_hold = count
 
     def hold_recovery(self) -> None:
         """From now on recoveries wait before they begin, until `let_go`."""
@@ -189,7 +191,11 @@ class FaultyStore:
     async def find_finished(self, query: FinishedQuery) -> FinishedPage:
         """See `Store.find_finished`."""
         self.searches.append(query.keys)
-        await self._search_gate.wait()
+        if self._searches_to_hold is None:
+            await self._search_gate.wait()
+        elif self._searches_to_hold:
+            self._searches_to_hold -= 1
+            await self._search_gate.wait()
         if self._search_faults:
             self._search_faults -= 1
             raise Unavailable("a failed look-up, on purpose")
