@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from cronoq_server.engine import effects
-from cronoq_server.engine.events import ListResources, ResizeResource, SetPoolPaused
+from cronoq_server.engine.events import (
+    ListResources,
+    Reconfigured,
+    ResizeResource,
+    SetPoolPaused,
+)
 from cronoq_server.engine.model import (
     SECOND,
+    EngineSettings,
     ErrorReason,
     PoolSettings,
     Refusal,
@@ -134,6 +140,46 @@ def test_resize_holds_until_the_configured_size_itself_changes(changed: bool) ->
     view = shown(world)["gpu"]
     assert (view.permits, view.overridden) == ((2, False) if changed else (4, True))
     assert "mail" not in shown(world)
+
+
+def reconfigure(world: World, *resources: ResourceSettings, **limits: Any) -> None:
+    """The configuration is read again, with these resources and limits."""
+    world.step(Reconfigured(EngineSettings((PoolSettings("default"),), resources, **limits)))
+
+
+def test_resources_follow_a_configuration_that_is_read_again() -> None:
+    """Sizes change at once and end an override; new ones are there; old ones let tasks finish."""
+    world = World(resources=(GPU, MAIL))
+    session = world.join(slots=9)
+    first, second = (world.add(spec(resources=(("gpu", 1),))) for _ in range(2))
+    resize(world, "mail", burst=7)
+    reconfigure(world, ResourceSettings("gpu", permits=2), MAIL, CUSTOMER)
+    assert world.status(second) == Status.RUNNING
+    assert (shown(world)["gpu"].permits, shown(world)["mail"].burst) == (2, 7)
+    assert world.status(world.add(spec(resources=(("customer:a", 1),)))) == Status.RUNNING
+    reconfigure(world, ResourceSettings("mail", kind="token_bucket", rate=1.0, burst=3))
+    assert (shown(world)["mail"].burst, shown(world)["mail"].overridden) == (3, False)
+    refused(world.submit(spec(resources=(("gpu", 1),))), ErrorReason.RESOURCE_UNKNOWN)
+    world.complete(session)
+    assert world.status(first) == Status.SUCCEEDED
+    reconfigure(world, GPU)
+    assert world.status(world.add(spec(resources=(("gpu", 1),)))) == Status.RUNNING
+
+
+def test_kind_of_a_resource_stays_until_the_next_leadership() -> None:
+    """A semaphore with permits out can't become a bucket under way."""
+    world = World(resources=(GPU,))
+    reconfigure(world, ResourceSettings("gpu", kind="token_bucket", rate=1.0, burst=3))
+    assert shown(world)["gpu"].kind == "semaphore"
+
+
+def test_limits_follow_a_configuration_that_is_read_again() -> None:
+    """The next submit meets the new bound."""
+    world = World()
+    reconfigure(world, max_pending_total=1)
+    world.add(spec())
+    answer = world.submit(spec(), spec())
+    refused(answer, ErrorReason.BATCH_TOO_LARGE)
 
 
 def test_counters_per_value_are_shown_while_they_are_used() -> None:

@@ -444,6 +444,24 @@ def test_parent_in_a_foreign_pool_is_not_there(where: str, by_key: bool) -> None
     world.add(child)
 
 
+@pytest.mark.parametrize("target", ["nobody", 1 << 48])
+def test_limited_caller_can_not_tell_a_foreign_parent_from_none(target: str | int) -> None:
+    """EN-37: neither a key that may come nor an id of long ago is treated otherwise for them."""
+    mine = PoolSettings("b", await_unknown_dependencies=60 * SECOND)
+    world = World(PoolSettings("a"), mine)
+    foreign = world.add(spec(pool="a", key="secret"))
+    refusals = [
+        world.submit(spec(pool="b", dependencies=after(one)), scope=frozenset("b"))
+        for one in (target, "secret" if isinstance(target, str) else foreign)
+    ]
+    reasons = {refusal.reason for refusal in refusals if isinstance(refusal, Refusal)}
+    assert reasons == {ErrorReason.DEPENDENCY_UNKNOWN}
+    assert refusals[0].message.replace(repr(target), "…") == refusals[1].message.replace(
+        repr("secret" if isinstance(target, str) else foreign), "…"
+    )
+    world.add(spec(pool="b", dependencies=after(target)))
+
+
 def test_unknown_id_is_never_awaited() -> None:
     """EN-34: only keys are waited for: ids are the server's to give."""
     answer = World(AWAITING).submit(spec(dependencies=after(5 << 48)))

@@ -1,16 +1,25 @@
 """Changes of capacity at run time: pools paused, resources resized and shown, old ends let go.
 
-All are durable. A resize holds until the configured size itself changes: recovery compares what
-the configuration said when the resize was made with what it says now.
+All are durable, but for what the configuration says. A resize holds until the configured size
+itself changes: recovery compares what the configuration said when the resize was made with what it
+says now, and a configuration that is read again does the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from cronoq_server.engine.draft import Draft
 from cronoq_server.engine.effects import Done, ResourceView, Scaled
-from cronoq_server.engine.events import ListResources, Prune, ResizeResource, SetPoolPaused
+from cronoq_server.engine.events import (
+    ListResources,
+    Prune,
+    Reconfigured,
+    ResizeResource,
+    SetPoolPaused,
+)
 from cronoq_server.engine.model import ErrorReason, Status
 from cronoq_server.engine.mutations import (
     PoolPaused,
@@ -19,7 +28,7 @@ from cronoq_server.engine.mutations import (
     TasksPruned,
 )
 from cronoq_server.engine.placement import Resource, ResourceRules
-from cronoq_server.engine.state import State
+from cronoq_server.engine.state import State, resource_rules
 from cronoq_server.engine.timers import NEVER
 
 
@@ -63,6 +72,49 @@ def resize_resource(draft: Draft, event: ResizeResource) -> None:
     state.overrides[event.name] = resized
     draft.others.append(resized)
     draft.reply(event.call, _rules_view(state, changed))
+
+
+def reconfigure(draft: Draft, event: Reconfigured) -> None:
+    """Takes over limits and resources that were configured anew.
+
+    A resource that is gone serves the tasks that have it, and no new ones. One that is there under
+    another kind than before stays as it was until the next leadership.
+    """
+    state, settings = draft.state, draft.state.settings
+    state.settings = msgspec.structs.replace(
+        event.settings,
+        pools=settings.pools,
+        shard=settings.shard,
+        epoch=settings.epoch,
+        high_water=settings.high_water,
+        store_remembers=settings.store_remembers,
+    )
+    before = {rules.name: rules for rules in state.resource_rules}
+    wanted = {rules.name: rules for rules in map(resource_rules, event.settings.resources)}
+    for name in before.keys() - wanted.keys():
+        state.orphans[name] = None
+    for name, rules in wanted.items():
+        known = state.resources.configured(name)
+        if known is None:
+            state.resources.add(rules)
+        elif (known.permits is None, known.per_value) != (rules.permits is None, rules.per_value):
+            continue
+        elif before.get(name) != rules or name in state.orphans:
+            state.overrides.pop(name, None)
+            _resize(draft, name, _size(rules), is_bucket=rules.permits is None)
+        state.orphans.pop(name, None)
+    state.resource_rules = tuple(wanted.values())
+
+
+def _resize(draft: Draft, name: str, size: tuple[int, int, int], *, is_bucket: bool) -> None:
+    permits, rate, burst = size
+    draft.state.placement.resize(
+        name,
+        draft.now.mono,
+        permits=None if is_bucket else permits,
+        rate=rate if is_bucket else None,
+        burst=burst if is_bucket else None,
+    )
 
 
 def prune(draft: Draft, event: Prune) -> None:
@@ -187,11 +239,5 @@ def restore_capacity(draft: Draft, chunks: Iterable[RecoveredChunk]) -> None:
             if rules is None or _size(rules) != resized.configured:
                 continue
             state.overrides[resized.name] = resized
-            bucket = rules.permits is None
-            state.placement.resize(
-                resized.name,
-                draft.now.mono,
-                permits=None if bucket else resized.permits,
-                rate=resized.rate if bucket else None,
-                burst=resized.burst if bucket else None,
-            )
+            size = (resized.permits, resized.rate, resized.burst)
+            _resize(draft, resized.name, size, is_bucket=rules.permits is None)

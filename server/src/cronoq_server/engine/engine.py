@@ -108,6 +108,7 @@ class Engine:
             events.SetPoolPaused: capacity.set_pool_paused,
             events.ResizeResource: capacity.resize_resource,
             events.ListResources: capacity.list_resources,
+            events.Reconfigured: capacity.reconfigure,
             events.Prune: capacity.prune,
             events.ClockSet: _clock_set,
             events.DispatchStopped: _dispatch_stopped,

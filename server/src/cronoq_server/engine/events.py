@@ -20,6 +20,7 @@ import msgspec
 from cronoq_server.engine.cron import Calendar
 from cronoq_server.engine.model import (
     BulkAction,
+    EngineSettings,
     Instant,
     Pairs,
     Progress,
@@ -437,6 +438,16 @@ class DispatchRested(msgspec.Struct, frozen=True, gc=False):
     resting: bool
 
 
+class Reconfigured(msgspec.Struct, frozen=True):
+    """The configuration was read again.
+
+    Attributes:
+        settings: As for a new engine; only limits and resources are taken from them.
+    """
+
+    settings: EngineSettings
+
+
 class EndsRead(msgspec.Struct, frozen=True):
     """Ended tasks within retention that a recovery left for later, newest first.
 
@@ -483,5 +494,6 @@ Event: TypeAlias = (
     | ClockSet
     | DispatchStopped
     | DispatchRested
+    | Reconfigured
     | EndsRead
 )

@@ -159,7 +159,9 @@ def _newcomer(
     """Resolves a spec's dependencies as far as the engine's tables go.
 
     A parent in a pool that the caller may not use is refused like one that does not exist: its
-    child would tell how it ended, and its child's worker would be given its output.
+    child would tell how it ended, and its child's worker would be given its output. So that nobody
+    can tell the two apart, a caller who is limited to some pools waits for no key that is to come,
+    and no id counts as satisfied that nobody knows any more.
     """
     newcomer = Newcomer(index, spec, [], [])
     for dependency in spec.dependencies:
@@ -176,6 +178,8 @@ def _newcomer(
             newcomer.parents.append(task_id)
             continue
         status = _ended_status(state, target, task_id, found)
+        if scope is not None and not status:
+            return _no_parent(target)
         if status is None:
             refusal = _unknown_parent(state, spec, target, newcomer, condition)
             if refusal is not None:

@@ -391,7 +391,7 @@ class State:
         self.lease_lists: dict[int, ExpiryList] = {}
         self.timeout_lists: dict[int, ExpiryList] = {}
         self.pools = {pool.name: self.new_pool(pool) for pool in settings.pools}
-        self.resource_rules = tuple(_resource_rules(each) for each in settings.resources)
+        self.resource_rules = tuple(resource_rules(each) for each in settings.resources)
         self.resources = Resources(self.resource_rules)
         self.placement = Placement([_pool_rules(each) for each in settings.pools], self.resources)
         self.pending = 0
@@ -703,7 +703,8 @@ def _pool_rules(settings: PoolSettings) -> PoolRules:
     return PoolRules(settings.name, settings.fair_share, weights, WEIGHT_ONE, settings.max)
 
 
-def _resource_rules(settings: ResourceSettings) -> ResourceRules:
+def resource_rules(settings: ResourceSettings) -> ResourceRules:
+    """What placement is told of a configured resource."""
     if settings.kind == "token_bucket":
         rate = round(settings.rate * NANO)
         return ResourceRules(settings.name, None, rate, settings.burst, settings.per_value)
