@@ -64,7 +64,8 @@ OPERATIONS: dict[str, Operation] = {
 }
 """What each method of the contract does, as far as permission goes; none may be missing."""
 
-SUBMITS = frozenset({"Submit", "SubmitBatch", "SubmitMany"})
+SUBMITS = frozenset({"Submit", "SubmitBatch", "SubmitMany", "AddRecurring"})
+"""Calls for which a key or a name in use is one of a pool that the caller may not use."""
 
 
 class Malformed(msgspec.Struct, frozen=True):
