@@ -8,6 +8,8 @@ body.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeAlias
@@ -19,13 +21,22 @@ from google.protobuf.descriptor import FileDescriptor, MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from cronoq_server.api import audit
-from cronoq_server.api.auth import ANONYMOUS, Authenticator, Operation, Principal, require
+from cronoq_server.api.auth import (
+    ANONYMOUS,
+    UNAUTHENTICATED,
+    Authenticator,
+    Operation,
+    Principal,
+    require,
+)
 from cronoq_server.api.errors import PROTOCOL_METADATA, abort
 from cronoq_server.engine import ErrorReason, Refusal
 from cronoq_server.runtime.refusals import Refused
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Body: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
+
+log = logging.getLogger(__name__)
 
 OPERATIONS: dict[str, Operation] = {
     "Submit": Operation.SUBMIT,
@@ -108,7 +119,7 @@ def _method(
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[method.client_streaming, method.server_streaming]
     handler: grpc.RpcMethodHandler[Any, Any] = build(
-        _guarded(body or _unsupported, method.name, authenticator),
+        _guarded(body or _unsupported, method, authenticator),
         request_deserializer=parser(message_factory.GetMessageClass(method.input_type)),
         response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
     )
@@ -129,9 +140,10 @@ def parser(message: type[Message]) -> Callable[[bytes], Message | Malformed]:
     return parse
 
 
-def _guarded(body: Body, method: str, authenticator: Authenticator) -> Body:
+def _guarded(body: Body, method: MethodDescriptor, authenticator: Authenticator) -> Body:
     """Around every body: the protocol's number, who calls, requests that are none, refusals."""
-    submitting, operation = method in SUBMITS, OPERATIONS[method]
+    submitting, operation = method.name in SUBMITS, OPERATIONS[method.name]
+    serve = _held(body, authenticator) if method.server_streaming else body
 
     async def call(request: Any, context: Context) -> Any:
         context.set_trailing_metadata(PROTOCOL_METADATA)
@@ -142,11 +154,34 @@ def _guarded(body: Body, method: str, authenticator: Authenticator) -> Body:
             audit.origin.set(context.peer())
             if type(request) is Malformed:
                 raise Refused(malformed(request))
-            return await body(request, context)
+            return await serve(request, context)
         except Refused as refused:
             await abort(context, refused.refusal, submitting=submitting)
 
     return call
+
+
+def _held(body: Body, authenticator: Authenticator) -> Body:
+    """Around a stream: it ends when its caller's credential is revoked."""
+
+    async def serve(request: Any, context: Context) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        with authenticator.holding(caller(context), task.cancel) as hold:
+            try:
+                return await body(request, context)
+            except asyncio.CancelledError:
+                if not hold.is_revoked:
+                    raise
+                task.uncancel()
+                log.info(
+                    "a stream of %s ended: its credential was revoked",
+                    hold.who.name,
+                    extra={"action": "stream_revoked", "who": hold.who.name},
+                )
+                raise Refused(UNAUTHENTICATED) from None
+
+    return serve
 
 
 def identify(authenticator: Authenticator, context: Context) -> Principal:
