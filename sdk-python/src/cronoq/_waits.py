@@ -120,7 +120,6 @@ class SharedWaits:
         backoff = BackoffSeries(self._caller.options)
         try:
             while self._still_owed(stream):
-                trouble: CronoqError | None = None
                 try:
                     needs_pause = await self._read(stream, backoff)
                 except UnsupportedError:
@@ -135,9 +134,9 @@ class SharedWaits:
                     if not is_unavailable(error):
                         self._fail(stream.targets, error)
                         return
-                    needs_pause, trouble = True, error
+                    needs_pause = True
                 if needs_pause and self._still_owed(stream):
-                    await asyncio.sleep(backoff.next_delay(trouble))
+                    await asyncio.sleep(backoff.next_delay())
         finally:
             self._streams.discard(stream)
             if self._fresh and self._timer is not None:
@@ -221,7 +220,7 @@ class SharedWaits:
                     if not isinstance(error, DeadlineError) and not is_unavailable(error):
                         self._fail((target,), error)
                         return
-                    await asyncio.sleep(backoff.next_delay(error))
+                    await asyncio.sleep(backoff.next_delay())
                 else:
                     self._deliver(read_result(answer))
 

@@ -20,17 +20,21 @@ import msgspec
 
 from cronoq_server import __version__
 from cronoq_server.api.auth import Authenticator
-from cronoq_server.api.gate import Gate
 from cronoq_server.api.grpc_api import all_handlers
 from cronoq_server.api.health_http import HealthServer
 from cronoq_server.api.listener import SERVICES, TESTING, Listener, claim
 from cronoq_server.api.metrics import Metrics
-from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
 from cronoq_server.api.testing_api import ClockService
 from cronoq_server.api.tls import Certificates
-from cronoq_server.assembly import engine_settings, replica_settings, store_settings, webhooks
-from cronoq_server.config import Address, Config, ConfigError
+from cronoq_server.assembly import (
+    engine_settings,
+    replica_settings,
+    services,
+    store_settings,
+    webhooks,
+)
+from cronoq_server.config import Address, Config, ConfigError, localized
 from cronoq_server.engine import Engine
 from cronoq_server.ha import Outcome, Replica
 from cronoq_server.reloading import plan
@@ -66,6 +70,7 @@ class Server:
         metrics: What Prometheus is told.
         authenticator: Knows who callers are.
         certificates: What the server shows of itself; None without TLS.
+        peers: The servers of other shards; None without shards.
     """
 
     def __init__(
@@ -89,8 +94,9 @@ class Server:
         tls = config.server.tls
         self.certificates = Certificates(tls) if tls.cert is not None else None
         self._clock = clock or SystemClock()
-        self._store = store or open_store(store_settings(config))
-        settings = replica_settings(config)
+        own = localized(config)
+        self._store = store or open_store(store_settings(own))
+        settings = replica_settings(own)
         if isinstance(clock, ManualClock):
             # A grace time that does not pass would never be over.
             settings = msgspec.structs.replace(settings, grace=0)
@@ -98,9 +104,9 @@ class Server:
         self.leader = self._replica.leader
         self.metrics = Metrics(__version__, self.leader, lambda: self._replica.ready)
         self._reader = SpecReader(config.limits, [pool.name for pool in config.pools])
-        self._service = Service(config.limits, Gate(config.limits), self.leader)
+        self._service, admin, self.peers = services(config, self.leader, self._reader)
         self.authenticator = Authenticator(config.auth)
-        handlers = all_handlers(self._service, self._reader, self.authenticator)
+        handlers = all_handlers(self._service, admin, self._reader, self.authenticator)
         names: tuple[str, ...] = SERVICES
         if isinstance(clock, ManualClock):
             handlers.append(ClockService(clock, self.leader).handler(self.authenticator))
@@ -169,12 +175,16 @@ class Server:
             Unusable: The store must not be used as it is set up.
         """
         self._announce = announce
+        probing = None if self.peers is None else asyncio.create_task(self.peers.run())
         try:
             await self._health.start()
             outcome = await self._replica.run()
             return OK if outcome is Outcome.STOPPED else FAILED
         finally:
             self._replica.stop()
+            if probing is not None:
+                probing.cancel()
+                await asyncio.wait({probing})
             await self._listener.close(CLOSE_GRACE_S)
             await self._health.close()
             await self._store.close()
@@ -185,7 +195,7 @@ class Server:
         """See `Stage.leading`."""
         tame_gc()
         async with AsyncExitStack() as stack:
-            hooks = webhooks(self._config)
+            hooks = webhooks(localized(self._config))
             if hooks:  # an HTTP client takes long to make, and callers wait
                 scalers = await stack.enter_async_context(Scalers(hooks, self._clock))
                 driver.on_scaled(scalers.want)
@@ -199,7 +209,7 @@ class Server:
         await self._listener.stand_by()
 
     def _engine(self, leadership: Leadership) -> Engine:
-        settings = engine_settings(self._config, leadership, self._store)
+        settings = engine_settings(localized(self._config), leadership, self._store)
         return Engine(settings, SystemChance())
 
     def _say_ready(self) -> None:

@@ -7,8 +7,18 @@ words of its own. Only here do they meet.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import NamedTuple
 
-from cronoq_server.config import Config, PoolConfig, ResourceConfig, StoreConfig
+from cronoq_server.api.admin_service import AdminService
+from cronoq_server.api.gate import Gate
+from cronoq_server.api.remote import Remote
+from cronoq_server.api.service import Service
+from cronoq_server.api.sharded import ShardedService
+from cronoq_server.api.sharded_admin import ShardedAdminService
+from cronoq_server.api.specs import SpecReader
+from cronoq_server.api.spread import Spread
+from cronoq_server.config import MIB, Config, PoolConfig, ResourceConfig, own_shard
 from cronoq_server.engine import (
     SECOND,
     AutoscaleSettings,
@@ -20,7 +30,9 @@ from cronoq_server.engine import (
     RetryPolicy,
 )
 from cronoq_server.ha import ReplicaSettings, TermSettings
-from cronoq_server.runtime import DriverSettings, PruneSettings, Webhook
+from cronoq_server.runtime import Driver, DriverSettings, PruneSettings, Webhook
+from cronoq_server.sharding import Router, Shard, Topology
+from cronoq_server.sharding.peers import Peers, PeerSettings
 from cronoq_server.stores import StoreSettings
 from cronoq_server.stores.base import Leadership, Store
 from cronoq_server.stores.pg_session import PostgresSettings
@@ -54,24 +66,98 @@ def store_settings(config: Config) -> StoreSettings:
             lease_ttl=nanoseconds(store.lease_ttl_s),
             lease_renew=nanoseconds(store.lease_renew_s),
             lock_poll=nanoseconds(store.lock_poll_s),
+            shard=shard_number(config),
         )
     return StoreSettings(
         kind=store.kind,
         finished_max=config.limits.finished_max,
         cache_bytes=config.outputs.cache_bytes,
         sqlite=sqlite,
-        postgres=postgres_settings(store) if store.kind == "postgres" else None,
+        postgres=postgres_settings(config) if store.kind == "postgres" else None,
     )
 
 
-def postgres_settings(store: StoreConfig) -> PostgresSettings:
+def shard_number(config: Config) -> int | None:
+    """The number of the shard that this server belongs to; None without shards."""
+    shard = own_shard(config)
+    return None if shard is None else shard.number
+
+
+def topology(config: Config) -> Topology:
+    """Who owns what; from the whole configuration, not from what concerns one shard."""
+    shard = own_shard(config)
+    if shard is None:
+        pools = [pool.name for pool in config.pools]
+        return Topology.single(pools, [resource.name for resource in config.resources])
+    shards = [
+        Shard(
+            one.name,
+            one.number,
+            one.pools,
+            frozenset(r.name for r in config.resources if r.shard == one.name),
+            one.endpoint,
+            one.http_endpoint or "",
+        )
+        for one in config.shards
+    ]
+    return Topology(shards, shard.name)
+
+
+def peer_settings(config: Config) -> PeerSettings:
+    """How servers of other shards are reached."""
+    tls = config.server.peer_tls
+    return PeerSettings(
+        timeout_s=config.sharding.peer_timeout_s,
+        message_bytes_max=config.limits.max_message_bytes + MIB,
+        ca=tls.ca,
+        cert=tls.cert,
+        key=tls.key,
+    )
+
+
+class Services(NamedTuple):
+    """What callers ask.
+
+    Attributes:
+        tasks: About tasks.
+        admin: About everything else.
+        peers: The other shards' servers, to be run beside them; None without shards.
+    """
+
+    tasks: Service
+    admin: AdminService
+    peers: Peers | None
+
+
+def services(config: Config, leader: Callable[[], Driver], reader: SpecReader) -> Services:
+    """The services of one server, alone or among shards."""
+    limits, gate = config.limits, Gate(config.limits)
+    owners = topology(config)
+    if not owners.is_sharded:
+        alone = Service(limits, gate, leader)
+        return Services(alone, AdminService(alone), None)
+    others = [shard for shard in owners.shards if shard is not owners.own]
+    peers = Peers(others, peer_settings(config))
+    remotes = {
+        shard.name: Remote(peers.of(shard), reader, owners.own.name, limits.request_timeout_s)
+        for shard in others
+    }
+    router = Router(owners, peers.answers, insecure_peer_http=config.server.insecure_peer_http)
+    spread = Spread(router, remotes)
+    tasks = ShardedService(limits, gate, leader, spread)
+    return Services(tasks, ShardedAdminService(tasks, spread), peers)
+
+
+def postgres_settings(config: Config) -> PostgresSettings:
     """How a PostgreSQL store is reached."""
+    store = config.store
     database = store.database()
     assert database is not None
     return PostgresSettings(
         url=database,
         lock_url=store.lock_url or "",
-        schema=store.schema,
+        schema=store.schema or "public",
+        shard=shard_number(config),
         lock_poll=nanoseconds(store.lock_poll_s),
         keepalive=nanoseconds(store.keepalive_s),
         session_timeout=nanoseconds(store.session_timeout_s),
@@ -117,6 +203,7 @@ def engine_settings(config: Config, leadership: Leadership, store: Store) -> Eng
     return EngineSettings(
         pools=tuple(pool_settings(pool) for pool in config.pools),
         resources=tuple(resource_settings(resource) for resource in config.resources),
+        shard=shard_number(config),
         epoch=leadership.epoch,
         high_water=leadership.high_water,
         max_pending_total=limits.max_pending_total,

@@ -34,6 +34,7 @@ from cronoq_server.config import (
     load,
     parse,
     parse_address,
+    sharding_problems,
     to_toml,
 )
 
@@ -79,6 +80,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--name", action="append", default=[], help="dev-certs: a further name of the server"
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a cronoq.toml")
+    parser.add_argument("--shard", metavar="NAME", help="which of [[shards]] this server is for")
     parser.add_argument("--check", action="store_true", help="check the configuration and exit")
     parser.add_argument("--store", metavar="STORE", help="memory, sqlite:PATH or postgres://…")
     parser.add_argument(
@@ -126,6 +128,8 @@ def configured(given: argparse.Namespace) -> Config:
         server = dataclasses.replace(server, grpc_addr=given.grpc_addr)
     if given.http_addr is not None:
         server = dataclasses.replace(server, http_addr=given.http_addr)
+    if given.shard is not None:
+        server = dataclasses.replace(server, shard=given.shard)
     if given.insecure_no_auth:
         server = dataclasses.replace(server, insecure_no_auth=True)
     store = config.store if given.store is None else _store(config.store, given.store)
@@ -141,9 +145,15 @@ def configured(given: argparse.Namespace) -> Config:
     if given.test_clock and store.kind != "memory":
         # Leases and locks of shared stores pass by the time of the machine.
         problems.append(Problem("--test-clock", f"does not go with a {store.kind} store"))
+    config = dataclasses.replace(config, server=server, store=store)
+    if given.shard is not None or given.store is not None:
+        problems += sharding_problems(config)
+    if config.shards and server.shard is None and given.command == "serve" and not given.check:
+        names = ", ".join(shard.name for shard in config.shards)
+        problems.append(Problem("--shard", f"must be given, since there are [[shards]]: {names}"))
     if problems:
         raise ConfigError(str(given.config or "command line"), problems)
-    return dataclasses.replace(config, server=server, store=store)
+    return config
 
 
 def _store(store: StoreConfig, text: str) -> StoreConfig:

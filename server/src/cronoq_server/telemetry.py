@@ -31,6 +31,7 @@ ACTIONS = frozenset(
         "listener_changed",
         "memory_store_used",
         "old_session_remains",
+        "peer_changed",
         "recovery_finished",
         "row_quarantined",
         "scaler_failed",

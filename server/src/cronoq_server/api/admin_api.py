@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from cronoq_server._proto import admin_pb2, task_pb2
 from cronoq_server.api import admin_convert, texts
 from cronoq_server.api.admin_service import AdminService
+from cronoq_server.api.passing import missing_shards
 from cronoq_server.api.rpc import Body, Context, caller
 from cronoq_server.api.specs import SpecReader
 
@@ -49,6 +50,7 @@ class AdminApi:
         response = admin_convert.snapshot_response(view, now)
         for resource in await self._service.list_resources(caller(context)):
             admin_convert.fill_resource(response.resources.add(), resource)
+        response.unavailable_shards.extend(missing_shards())
         return response
 
     async def list_workers(
@@ -56,14 +58,18 @@ class AdminApi:
     ) -> admin_pb2.ListWorkersResponse:
         """The connected sessions."""
         workers = await self._service.list_workers(caller(context))
-        return admin_convert.workers_response(workers)
+        response = admin_convert.workers_response(workers)
+        response.unavailable_shards.extend(missing_shards())
+        return response
 
     async def list_pools(
         self, _request: task_pb2.Empty, context: Context
     ) -> admin_pb2.ListPoolsResponse:
         """The pools."""
         view, now = await self._service.snapshot(caller(context))
-        return admin_convert.pools_response(view.pools, now)
+        response = admin_convert.pools_response(view.pools, now)
+        response.unavailable_shards.extend(missing_shards())
+        return response
 
     async def pause_pool(
         self, request: admin_pb2.PausePoolRequest, context: Context
@@ -90,6 +96,7 @@ class AdminApi:
         response = admin_pb2.ListResourcesResponse()
         for resource in await self._service.list_resources(caller(context)):
             admin_convert.fill_resource(response.resources.add(), resource)
+        response.unavailable_shards.extend(missing_shards())
         return response
 
     async def set_resource(
@@ -131,6 +138,7 @@ class AdminApi:
         response = admin_pb2.ListRecurringResponse()
         for stored in await self._service.list_schedules(caller(context)):
             admin_convert.fill_schedule(response.schedules.add(), stored)
+        response.unavailable_shards.extend(missing_shards())
         return response
 
     async def get_recurring(

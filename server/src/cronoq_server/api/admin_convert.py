@@ -128,7 +128,14 @@ def schedule_detail(stored: StoredSchedule) -> admin_pb2.RecurringDetail:
     """A schedule in full."""
     detail = admin_pb2.RecurringDetail(skipped=stored.skipped, chain_broken=stored.chain_broken)
     fill_schedule(detail.info, stored)
-    spec, target = stored.spec, detail.spec
+    fill_schedule_spec(detail.spec, stored.spec, paused=stored.paused)
+    return detail
+
+
+def fill_schedule_spec(
+    target: admin_pb2.RecurringRequest, spec: ScheduleSpec, *, paused: bool
+) -> None:
+    """Copies a schedule as it was put."""
     target.name = spec.name
     target.cron = spec.cron
     target.tz = spec.zone
@@ -137,8 +144,7 @@ def schedule_detail(stored: StoredSchedule) -> admin_pb2.RecurringDetail:
     target.gap = spec.gap  # type: ignore[assignment]
     target.fold = spec.fold  # type: ignore[assignment]
     target.catch_up = spec.catch_up  # type: ignore[assignment]
-    target.paused = stored.paused
-    return detail
+    target.paused = paused
 
 
 # Capacity

@@ -131,9 +131,18 @@ async def abort(
 ) -> NoReturn:
     """Ends a call with a refusal."""
     status = rpc_status.to_status(to_status(refusal, submitting=submitting))
-    metadata = (*PROTOCOL_METADATA, *status.trailing_metadata)
+    metadata = (*PROTOCOL_METADATA, *directions(refusal), *status.trailing_metadata)
     await context.abort(status.code, status.details, metadata)
     raise AssertionError("abort does not return")
+
+
+def directions(refusal: Refusal) -> tuple[tuple[str, str], ...]:
+    """The metadata, or headers, that lead a caller to the shard which owns what it asked for."""
+    if refusal.reason is not ErrorReason.WRONG_SHARD:
+        return ()
+    details = dict(refusal.details)
+    names = {"shard": "cronoq-shard", "endpoint": "cronoq-shard-endpoint"}
+    return tuple((key, details[name]) for name, key in names.items() if name in details)
 
 
 def _cut(text: str) -> str:

@@ -13,6 +13,7 @@ from cronoq_server.api.admin_api import AdminApi
 from cronoq_server.api.admin_service import AdminService
 from cronoq_server.api.auth import Authenticator, Principal
 from cronoq_server.api.errors import PROTOCOL_METADATA
+from cronoq_server.api.passing import missing_metadata, missing_shards
 from cronoq_server.api.rpc import Body, Context, caller, service_handler
 from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
@@ -130,7 +131,10 @@ class TasksApi:
             dry_run=request.dry_run,
         )
         return tasks_pb2.BulkResponse(
-            matched=done.matched, changed=done.changed, next_after=done.next_after
+            matched=done.matched,
+            changed=done.changed,
+            next_after=done.next_after,
+            unavailable_shards=missing_shards(),
         )
 
     async def get(self, request: tasks_pb2.GetRequest, context: Context) -> task_pb2.TaskInfo:
@@ -159,7 +163,9 @@ class TasksApi:
             limit=request.limit,
             newest_first=request.newest_first,
         )
-        return convert.list_response(page, self._bytes_max)
+        response = convert.list_response(page, self._bytes_max)
+        response.unavailable_shards.extend(missing_shards())
+        return response
 
     async def wait(self, request: tasks_pb2.WaitRequest, context: Context) -> task_pb2.TaskResult:
         """Waits for one task."""
@@ -207,7 +213,7 @@ class TasksApi:
             try:
                 for _, refusal in stream.refusals:
                     raise Refused(refusal)
-                await context.send_initial_metadata(PROTOCOL_METADATA)
+                await context.send_initial_metadata((*PROTOCOL_METADATA, *missing_metadata()))
                 async for batch in stream:
                     messages = (
                         convert.event_messages(
@@ -246,11 +252,11 @@ class WorkersApi:
 
 
 def all_handlers(
-    service: Service, reader: SpecReader, authenticator: Authenticator
+    service: Service, admin_service: AdminService, reader: SpecReader, authenticator: Authenticator
 ) -> list[grpc.GenericRpcHandler]:
     """The handlers of all services of the contract."""
     tasks, workers = TasksApi(service, reader), WorkersApi(service, reader)
-    admin = AdminApi(AdminService(service), reader)
+    admin = AdminApi(admin_service, reader)
     return [
         service_handler(tasks_pb2.DESCRIPTOR, "Tasks", tasks.bodies(), authenticator),
         service_handler(workers_pb2.DESCRIPTOR, "Workers", workers.bodies(), authenticator),

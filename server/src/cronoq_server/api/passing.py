@@ -69,5 +69,11 @@ def missing_shards() -> list[str]:
     return [] if found is None else found.missing
 
 
+def missing_metadata() -> tuple[tuple[str, str], ...]:
+    """The metadata that names them; empty if the answer is complete."""
+    names = missing_shards()
+    return ((MISSING_KEY, ",".join(names)),) if names else ()
+
+
 def _loop_time() -> float:
     return asyncio.get_running_loop().time()

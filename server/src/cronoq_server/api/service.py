@@ -8,8 +8,9 @@ from below, and the transport gives it its form.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 from cronoq_server.api import audit, tenancy
 from cronoq_server.api.auth import (
@@ -46,9 +47,23 @@ from cronoq_server.engine import (
 )
 from cronoq_server.runtime.refusals import Refused
 from cronoq_server.runtime.sessions import Session
-from cronoq_server.runtime.watchers import WatchFilter, WatchStream
+from cronoq_server.runtime.watchers import WatchBatch, WatchFilter
 
 WAIT_TIMEOUT = Refusal(ErrorReason.WAIT_TIMEOUT, "the task has not ended yet")
+
+
+class EventStream(Protocol):
+    """A watch: iterate it, then close it."""
+
+    @property
+    def refusals(self) -> Sequence[tuple[TaskRef, Refusal]]:
+        """Named tasks that cannot be watched."""
+
+    def __aiter__(self) -> AsyncIterator[WatchBatch]:
+        """Its events, batch by batch."""
+
+    async def aclose(self) -> None:
+        """Watches no more."""
 
 
 class Service(Submitting):
@@ -228,7 +243,7 @@ class Service(Submitting):
         ends = self._results(who, tuple(waiting), (), timeout, outputs=outputs)
         async with aclosing(ends) as stream:
             async for results in stream:
-                yield _named_as_asked(results, waiting)
+                yield as_asked(results, waiting)
         late = tuple((ref, WAIT_TIMEOUT) for refs in waiting.values() for ref in refs)
         if late:
             yield Results(0, [], late, last=True, timed_out=True)
@@ -256,7 +271,7 @@ class Service(Submitting):
 
     async def watch(
         self, who: Principal, wanted: WatchFilter, cursor: bytes, *, bookmarks: bool
-    ) -> WatchStream:
+    ) -> EventStream:
         """Begins to watch; the caller closes the stream.
 
         Raises:
@@ -309,7 +324,7 @@ class Service(Submitting):
         )
 
 
-def _named_as_asked(results: Results, waiting: dict[int, list[TaskRef]]) -> Results:
+def as_asked(results: Results, waiting: dict[int, list[TaskRef]]) -> Results:
     """Takes those told off `waiting`; a task that was named twice is told twice."""
     told = []
     for result in results.results:

@@ -31,10 +31,13 @@ from cronoq_server.config.sections import (
     RetryConfig,
     ScalerConfig,
     ServerConfig,
+    ShardConfig,
+    ShardingConfig,
     StoreConfig,
     TlsConfig,
     TokenConfig,
 )
+from cronoq_server.config.sharding import localized, own_shard, sharding_problems
 from cronoq_server.config.shown import to_toml
 from cronoq_server.config.values import Address, ConfigError, Problem, parse_address
 
@@ -60,13 +63,18 @@ __all__ = [
     "RetryConfig",
     "ScalerConfig",
     "ServerConfig",
+    "ShardConfig",
+    "ShardingConfig",
     "StoreConfig",
     "TlsConfig",
     "TokenConfig",
     "load",
+    "localized",
+    "own_shard",
     "parse",
     "parse_address",
     "read",
+    "sharding_problems",
     "to_toml",
     "token_digest",
 ]

@@ -16,6 +16,7 @@ from cronoq_server.config.sections import (
     StoreConfig,
     TokenConfig,
 )
+from cronoq_server.config.sharding import sharding_problems
 from cronoq_server.config.values import Problem
 
 
@@ -46,6 +47,7 @@ def contradictions(config: Config) -> list[Problem]:
     problems += _doubles("resources", [resource.name for resource in config.resources])
     for index, resource in enumerate(config.resources):
         problems += _resource_problems(f"resources[{index}]", resource)
+    problems += sharding_problems(config)
     problems += tls_problems(config.server)
     problems += auth_problems(config.auth, [pool.name for pool in config.pools])
     if config.auth.certs and config.server.tls.client_ca is None:

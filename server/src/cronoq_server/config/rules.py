@@ -202,9 +202,22 @@ def variable_name(value: object) -> str:
     return value
 
 
+def endpoint(value: object) -> str:
+    """Where a server is reached: an address with nothing behind host and port."""
+    text = open_url(value)
+    try:
+        parts = urlsplit(text)
+        bare = parts.path in ("", "/") and not parts.query and not parts.fragment
+        if bare and parts.port != 0:
+            return text.rstrip("/")
+    except ValueError:
+        pass
+    raise ValueError("must be http://host:port or https://host:port, with nothing behind the port")
+
+
 def schema(value: object) -> str:
-    """The name of a PostgreSQL schema."""
-    if not isinstance(value, str) or _SCHEMA.fullmatch(value) is None:
+    """The name of a PostgreSQL schema, in which `{shard}` may stand for a shard's name."""
+    if not isinstance(value, str) or _SCHEMA.fullmatch(value.replace("{shard}", "x")) is None:
         raise ValueError("must be 1 to 63 of lower-case letters, digits and '_', no digit first")
     return value
 

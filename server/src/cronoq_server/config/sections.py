@@ -56,6 +56,7 @@ class ServerConfig:
     log_format: str = rules.entry(rules.choice("json", "text"), "json")
     otlp_endpoint: str | None = rules.entry(rules.open_url, None)
     insecure_peer_http: bool = rules.entry(rules.boolean, False)
+    shard: str | None = rules.entry(rules.name, None)
     tls: TlsConfig = rules.table(TlsConfig)
     peer_tls: PeerTlsConfig = rules.table(PeerTlsConfig)
 
@@ -108,7 +109,7 @@ class StoreConfig:
     url: str | None = rules.secret(rules.database)
     url_env: str = rules.entry(rules.variable_name, "DATABASE_URL")
     lock_url: str | None = rules.secret(rules.database)
-    schema: str = rules.entry(rules.schema, "public")
+    schema: str | None = rules.entry(rules.schema, None)
     keep_finished_s: float = rules.entry(rules.seconds(above_zero=True), 604_800.0)
     retention_s: float = rules.entry(rules.seconds(), 3600.0)
     commit_timeout_s: float = rules.entry(rules.seconds(above_zero=True), 30.0)
@@ -227,6 +228,7 @@ class ResourceConfig:
     rate: float | None = rules.entry(rules.number(0, 1e9, above=True), None)
     burst: int | None = rules.entry(rules.whole(1, 4_294_967_295), None)
     per_value: bool = rules.entry(rules.boolean, False)
+    shard: str | None = rules.entry(rules.name, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +236,24 @@ class OutputsConfig:
     """`[outputs]`: what the memory store keeps of results."""
 
     cache_bytes: int = rules.entry(rules.whole(0, 1 << 40), 64 * MIB)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingConfig:
+    """`[sharding]`: how servers of several shards deal with each other."""
+
+    peer_timeout_s: float = rules.entry(rules.number(0.05, 60), 2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardConfig:
+    """One of `[[shards]]`: pools with a leader, standbys and a store of their own."""
+
+    name: str = rules.entry(rules.name)
+    number: int = rules.entry(rules.whole(1, 255))
+    pools: frozenset[str] = rules.entry(rules.names)
+    endpoint: str = rules.entry(rules.endpoint)
+    http_endpoint: str | None = rules.entry(rules.endpoint, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,3 +267,5 @@ class Config:
     pools: tuple[PoolConfig, ...] = rules.tables(PoolConfig, (PoolConfig(name="default"),))
     resources: tuple[ResourceConfig, ...] = rules.tables(ResourceConfig)
     outputs: OutputsConfig = rules.table(OutputsConfig)
+    sharding: ShardingConfig = rules.table(ShardingConfig)
+    shards: tuple[ShardConfig, ...] = rules.tables(ShardConfig)

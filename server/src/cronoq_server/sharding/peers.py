@@ -63,12 +63,14 @@ class Peer:
     Attributes:
         shard: Which one.
         answers: Whether it answered its last probe, as a leader.
+        timeout_s: How long reaching it, or its part in a read of many, may take, seconds.
     """
 
     def __init__(self, shard: Shard, settings: PeerSettings) -> None:
         """Connects to nobody before `probe` or a call."""
         self.shard = shard
         self.answers = False
+        self.timeout_s = settings.timeout_s
         self._settings = settings
         self._channel = self._open()
         self._retired: set[asyncio.Task[None]] = set()
@@ -227,6 +229,10 @@ class Peers:
     def missing(self) -> list[str]:
         """The shards that did not."""
         return [name for name, peer in self._peers.items() if not peer.answers]
+
+    async def probe(self) -> None:
+        """Asks every shard once."""
+        await asyncio.gather(*(peer.probe() for peer in self._peers.values()))
 
     async def run(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """Probes until it is cancelled, then closes every connection.
