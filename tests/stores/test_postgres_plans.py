@@ -6,7 +6,8 @@ The planner knows little of tables that grow this fast; these tests look at what
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from cronoq_server.engine.model import TaskFilter
 from cronoq_server.stores import pg_reads as reads
 from cronoq_server.stores.base import FinishedQuery
 from cronoq_server.stores.pg_ledger import Segments
+from cronoq_server.stores.pg_pruning import LATER, OLDEST
 from cronoq_server.stores.pg_session import connect
+from cronoq_server.stores.postgres import PostgresStore
 from cronoq_server.testing.builders import batch, changed, inserted, output
 from cronoq_server.testing.store_suite import lead
 from tests.stores.pg_place import PostgresPlace
@@ -30,6 +33,7 @@ class Explained:
 
     def __init__(self, connection: Any) -> None:
         self.rows = 0
+        self.read_whole: set[str] = set()
         self._connection = connection
 
     async def fetch(self, statement: str, *values: Any) -> list[Any]:
@@ -37,7 +41,9 @@ class Explained:
         explained = await self._connection.fetchval(
             f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", *values
         )
-        self.rows += handled(json.loads(explained)[0]["Plan"])
+        plan = json.loads(explained)[0]["Plan"]
+        self.rows += handled(plan)
+        self.read_whole |= read_whole(plan)
         found: list[Any] = await self._connection.fetch(statement, *values)
         return found
 
@@ -54,6 +60,14 @@ def handled(plan: dict[str, Any]) -> int:
     """Rows that a node and those below it returned or threw away."""
     rows = plan["Actual Rows"] + sum(n for k, n in plan.items() if k.startswith("Rows Removed"))
     return int(rows * plan["Actual Loops"]) + sum(handled(part) for part in plan.get("Plans", ()))
+
+
+def read_whole(plan: dict[str, Any]) -> set[str]:
+    """Tables of tasks that a plan reads from end to end."""
+    found = set().union(*(read_whole(part) for part in plan.get("Plans", ())))
+    if plan["Node Type"] == "Seq Scan" and plan["Relation Name"] != "cronoq_leader":
+        found.add(plan["Relation Name"])
+    return found
 
 
 @pytest.fixture
@@ -84,12 +98,12 @@ LOOKS: dict[str, Look] = {
     "ends": lambda db, _: reads.page(
         db, FinishedQuery(filter=TaskFilter(), ended_after=2, limit=20), 0
     ),
+    "the oldest ends": lambda db, _: db.fetch(OLDEST, 3, 700, 20),
 }
 
 
-@pytest.mark.parametrize("name", LOOKS)
-async def test_a_look_up_handles_few_rows(place: PostgresPlace, name: str) -> None:
-    """Twenty of three thousand, in many segments."""
+async def filled(place: PostgresPlace) -> PostgresStore:
+    """Three thousand tasks in ten segments; all but the first twenty have ended."""
     store = place.open_with(segment_rows=300)
     leadership = await lead(store)
     for position in range(1, 11):
@@ -97,12 +111,38 @@ async def test_a_look_up_handles_few_rows(place: PostgresPlace, name: str) -> No
         rows = [inserted(n, key=f"key-{n}") for n in ids]
         ends = [m for n in ids if n > 20 for m in (changed(n), output(n))]
         await store.commit(leadership, batch(position, *rows, *ends))
+    return store
+
+
+@asynccontextmanager
+async def explaining(place: PostgresPlace) -> AsyncIterator[Explained]:
+    """A connection like those of the store."""
     db = await connect(place.settings, place.settings.url, "test")
     try:
-        await db.execute(reads.READER_OPTIONS)
-        explained = Explained(db)
-        assert store._segments is not None
-        await LOOKS[name](explained, store._segments)
-        assert 0 < explained.rows < ROWS_MAX
+        await db.execute(reads.PLANNING)
+        yield Explained(db)
     finally:
         db.terminate()
+
+
+@pytest.mark.parametrize("name", LOOKS)
+async def test_a_look_up_handles_few_rows(place: PostgresPlace, name: str) -> None:
+    """Twenty of three thousand, in many segments."""
+    store = await filled(place)
+    assert store._segments is not None
+    async with explaining(place) as explained:
+        await LOOKS[name](explained, store._segments)
+        assert 0 < explained.rows < ROWS_MAX
+        assert explained.read_whole == set()
+
+
+@pytest.mark.parametrize("number", [600, 601, 890])
+async def test_whether_a_segment_can_be_dropped_is_one_look_at_its_index(
+    place: PostgresPlace, number: int
+) -> None:
+    """However many of its ends lie behind the mark."""
+    await filled(place)
+    async with explaining(place) as explained:
+        await explained.fetch(LATER.format(segment=3), 3, number)
+        assert explained.rows <= 2
+        assert explained.read_whole == set()

@@ -118,8 +118,12 @@ def _resize(draft: Draft, name: str, size: tuple[int, int, int], *, is_bucket: b
 
 
 def prune(draft: Draft, event: Prune) -> None:
-    """Has the store let go of old ends; the engine has forgotten them long before."""
-    draft.others.append(TasksPruned(event.before, event.limit))
+    """Has the store let go of old ends; the engine has forgotten them long before.
+
+    All but those that it could not forget since a live task depends on them: a later leader has
+    to find them as well.
+    """
+    draft.others.append(TasksPruned(event.before, event.limit, tuple(draft.state.spared)))
     draft.reply(event.call, Done(True))
 
 

@@ -69,10 +69,17 @@ class OutputStored(msgspec.Struct, frozen=True, gc=False):
 
 
 class TasksPruned(msgspec.Struct, frozen=True, gc=False):
-    """Finished tasks that ended before this wall instant may go, at most `limit` of them."""
+    """Finished tasks that ended before this wall instant may go, at most `limit` of them.
+
+    Attributes:
+        before: Ends at or after this instant stay.
+        limit: Most that go at once.
+        keep: These stay however old they are: live tasks depend on them.
+    """
 
     before: Instant
     limit: int
+    keep: tuple[int, ...] = ()
 
 
 class TaskDeleted(msgspec.Struct, frozen=True, gc=False):

@@ -409,6 +409,7 @@ class State:
         self.children_gone: dict[int, int] = {}
         self.parents: dict[int, tuple[int, ...]] = {}
         self.pinned: dict[int, int] = {}
+        self.spared: dict[int, None] = {}  # pinned parents that ended before retention
         self.awaited: dict[str, dict[int, list[tuple[Task, int]]]] = {}
         self.sessions: dict[int, Session] = {}
         self.tokens: dict[bytes, int] = {}
@@ -570,7 +571,10 @@ class State:
         while retention and (retention[0][0] < horizon or len(retention) > most):
             kept_from, task_id = retention.popleft()
             ended = finished.get(task_id)
-            if ended is None or ended.kept_from != kept_from or task_id in self.pinned:
+            if ended is None or ended.kept_from != kept_from:
+                continue
+            if task_id in self.pinned:
+                self.spared[task_id] = None
                 continue
             if self.named and (task_id in self.named or ended.key in self.named):
                 continue
@@ -579,6 +583,7 @@ class State:
     def drop_finished(self, ended: Finished) -> None:
         """Removes one ended task and its key."""
         del self.finished[ended.task_id]
+        self.spared.pop(ended.task_id, None)
         if ended.key and self.keys.get(ended.key) == ended.task_id:
             del self.keys[ended.key]
 
@@ -617,6 +622,8 @@ class State:
         """Keeps parents remembered while a child lives."""
         for parent in parents:
             self.pinned[parent] = self.pinned.get(parent, 0) + 1
+            if parent not in self.tasks and parent not in self.finished:
+                self.spared[parent] = None  # only the store knows it
 
     def unpin(self, parents: Iterable[int], now_mono: Instant) -> None:
         """Lets go of parents; one that ended long ago is queued to be forgotten."""
@@ -626,6 +633,7 @@ class State:
                 self.pinned[parent] = left
             else:
                 self.pinned.pop(parent, None)
+                self.spared.pop(parent, None)
                 ended = self.finished.get(parent)
                 if ended is not None:
                     ended.kept_from = now_mono

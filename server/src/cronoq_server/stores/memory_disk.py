@@ -134,8 +134,8 @@ class MemoryDisk:
 
     def _write_other(self, mutation: Mutation, base: int) -> None:
         match mutation:
-            case TasksPruned(before, limit):
-                self._prune(before + base, limit)
+            case TasksPruned(before, limit, keep):
+                self._prune(before + base, limit, set(keep))
             case TaskDeleted(task_id):
                 if task_id in self._ends:
                     self._forget([task_id])
@@ -234,10 +234,10 @@ class MemoryDisk:
                 return
             self._let_go(victims)
 
-    def _prune(self, before: Instant, limit: int) -> None:
+    def _prune(self, before: Instant, limit: int, keep: set[int]) -> None:
         changes = self._changes
         old = takewhile(lambda end: changes[end[1]].at < before, self._oldest())
-        self._let_go(list(islice(old, limit)))
+        self._let_go(list(islice((end for end in old if end[1] not in keep), limit)))
 
     def _oldest(self) -> Iterator[tuple[int, int]]:
         """Finished tasks that nobody needs, in order of their ends."""

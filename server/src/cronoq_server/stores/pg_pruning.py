@@ -2,7 +2,8 @@
 
 A mark in the leader row says up to where ends are gone; moving it is one look at an index, however
 many rows there are. A segment whose ends all lie behind the mark is dropped as a whole, so nothing
-is left for the vacuum; what still lives in it is first written anew among the stragglers.
+is left for the vacuum; what still lives in it, and what live tasks depend on, is first written anew
+among the stragglers. Of those the mark says nothing: they go one by one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from itertools import islice, takewhile
 
 import asyncpg
 
-from cronoq_server.engine.model import Instant
+from cronoq_server.engine.mutations import TasksPruned
 from cronoq_server.stores.codec import signed, unsigned
 from cronoq_server.stores.pg_ledger import ASIDE, Ledger
 from cronoq_server.stores.pg_session import Connection
@@ -24,6 +25,19 @@ _LOOKED_AT = 3
 
 _WORTH = 10
 """Segments are emptied when no more than one in so many of their tasks lives."""
+
+
+OLDEST = (
+    "SELECT id, position, at FROM cronoq_ends WHERE (position, id) > ($1, $2) "
+    "ORDER BY position, id LIMIT $3"
+)
+
+LATER = (
+    "SELECT id FROM cronoq_ends_{segment} WHERE (position, id) > ($1, $2) "
+    "ORDER BY position, id LIMIT 1"
+)
+"""Says whether a segment has ends behind the mark. Without an order the planner, which expects
+many, would look through the rows until it meets one."""
 
 
 class Pruned:
@@ -55,27 +69,44 @@ class Pruned:
 
 
 async def prune(
-    connection: Connection, ledger: Ledger, mark: tuple[int, int], before: Instant, limit: int
+    connection: Connection, ledger: Ledger, mark: tuple[int, int], wanted: TasksPruned
 ) -> Pruned:
-    """Moves the mark over at most `limit` ends before this instant."""
+    """Moves the mark over at most `limit` old ends; what must stay is set aside."""
     done = Pruned()
-    oldest = await connection.fetch(
-        "SELECT id, position, at FROM cronoq_ends WHERE (position, id) > ($1, $2) "
-        "ORDER BY position, id LIMIT $3",
-        *mark,
-        limit,
-    )
-    victims = list(takewhile(lambda end: end["at"] < before, oldest))
+    keep = {signed(i) for i in wanted.keep}
+    oldest = await connection.fetch(OLDEST, *mark, wanted.limit)
+    victims = list(takewhile(lambda end: end["at"] < wanted.before, oldest))
     if victims:
         last = victims[-1]
-        done.mark = (last["position"], last["id"])
-        done.gone = [unsigned(end["id"]) for end in victims]
+        mark = done.mark = (last["position"], last["id"])
         await connection.execute(
-            "UPDATE cronoq_leader SET pruned_position = $1, pruned_id = $2", *done.mark
+            "UPDATE cronoq_leader SET pruned_position = $1, pruned_id = $2", *mark
         )
-        done.left = [i for i in done.gone if i in ledger.segments.aside]
-        await _delete(connection, done.left, ASIDE)
+        done.gone = [unsigned(end["id"]) for end in victims if end["id"] not in keep]
+        spared = [unsigned(end["id"]) for end in victims if end["id"] in keep]
+        for segment, ids in ledger.segments.by_segment(spared).items():
+            if segment != ASIDE:
+                await _set_aside(connection, segment, ids)
+                done.moved += ids
+    done.left = await _leave(connection, mark, keep, wanted.limit)
+    done.gone += done.left
     return done
+
+
+async def _leave(
+    connection: Connection, mark: tuple[int, int], keep: set[int], limit: int
+) -> list[int]:
+    """Removes the stragglers behind the mark that nobody needs any more; returns their ids."""
+    rows = await connection.fetch(
+        f"SELECT id FROM cronoq_ends_{ASIDE} WHERE (position, id) <= ($1, $2) "
+        "AND NOT id = ANY($3) ORDER BY position, id LIMIT $4",
+        *mark,
+        list(keep),
+        limit,
+    )
+    left = [unsigned(number) for (number,) in rows]
+    await _delete(connection, left, ASIDE)
+    return left
 
 
 async def delete(connection: Connection, ledger: Ledger, task_id: int) -> Pruned:
@@ -105,9 +136,7 @@ async def drop_oldest(connection: Connection, ledger: Ledger, mark: tuple[int, i
     """Drops, of the oldest segments, the first one that can go; empties it before, step by step."""
     done = Pruned()
     for segment, first, end in ledger.segments.full_ones()[:_LOOKED_AT]:
-        if await connection.fetchval(
-            f"SELECT 1 FROM cronoq_ends_{segment} WHERE (position, id) > ($1, $2) LIMIT 1", *mark
-        ):
+        if await connection.fetchval(LATER.format(segment=segment), *mark) is not None:
             continue
         aside = ledger.segments.aside
         living = [i for i in ledger.blocks.ids(first, end) if i not in aside]
@@ -122,6 +151,7 @@ async def drop_oldest(connection: Connection, ledger: Ledger, mark: tuple[int, i
 
 
 async def _set_aside(connection: Connection, segment: int, ids: list[int]) -> None:
+    """Copies tasks, with their ends if they have ended, among the stragglers."""
     if not ids:
         return
     numbers = [signed(i) for i in ids]
@@ -133,6 +163,11 @@ async def _set_aside(connection: Connection, segment: int, ids: list[int]) -> No
     await connection.execute(
         "INSERT INTO cronoq_changes_0 SELECT DISTINCT ON (id) 0, id, position, change "
         f"FROM cronoq_changes_{segment} WHERE id = ANY($1) ORDER BY id, position DESC",
+        numbers,
+    )
+    await connection.execute(
+        "INSERT INTO cronoq_ends_0 SELECT 0, id, position, at, status, change, content_type, "
+        f"output FROM cronoq_ends_{segment} WHERE id = ANY($1)",
         numbers,
     )
 

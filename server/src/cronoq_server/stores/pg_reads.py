@@ -41,7 +41,7 @@ CHUNK = 1000
 ONE_STATE = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
 """Mode of a transaction whose statements all see the same."""
 
-READER_OPTIONS = (
+PLANNING = (
     "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; "
     "SET enable_bitmapscan = off; SET plan_cache_mode = force_generic_plan"
 )
@@ -66,6 +66,8 @@ _TASK = """CROSS JOIN LATERAL (
 _TASK_OF_END = _TASK.replace("w.", "e.")
 _ENDS = "SELECT e.segment, e.id, e.position, e.at, e.status, e.change"
 _KEPT = "(e.position, e.id) > (l.pruned_position, l.pruned_id)"
+_SPARED = f"({_KEPT} OR w.segment = {ASIDE})"
+"""By name what was set aside is found whatever the mark says; pages leave it out."""
 _IDS = "unnest($1::integer[], $2::bigint[]) AS w (segment, id)"
 _NAMED = f"{_IDS} {_END} CROSS JOIN cronoq_leader l"
 
@@ -90,7 +92,7 @@ async def outputs(db: Connection, segments: Segments, ids: Sequence[int]) -> dic
     """Outputs of these tasks."""
     rows = await db.fetch(
         f"SELECT e.id, e.output, e.content_type FROM {_NAMED} "
-        f"WHERE e.output IS NOT NULL AND {_KEPT}",
+        f"WHERE e.output IS NOT NULL AND {_SPARED}",
         *places(segments, ids),
     )
     return {unsigned(number): Output(content, kind or "") for number, content, kind in rows}
@@ -103,14 +105,14 @@ async def named(
     found: dict[int, StoredTask] = {}
     if query.ids:
         rows = await db.fetch(
-            f"SELECT {_SLIM} FROM {_NAMED} {_TASK} WHERE {_KEPT}", *places(segments, query.ids)
+            f"SELECT {_SLIM} FROM {_NAMED} {_TASK} WHERE {_SPARED}", *places(segments, query.ids)
         )
         found = {task.task_id: task for task in _ended(rows, base)}
     if query.keys:
         rows = await db.fetch(
             f"SELECT {_SLIM} FROM "
             "(SELECT segment, id FROM cronoq_tasks WHERE key = ANY($1) OFFSET 0) w "
-            f"{_END} CROSS JOIN cronoq_leader l {_TASK} WHERE {_KEPT} ORDER BY e.position, e.id",
+            f"{_END} CROSS JOIN cronoq_leader l {_TASK} WHERE {_SPARED} ORDER BY e.position, e.id",
             list(query.keys),
         )
         newest = {task.spec.key: task for task in _ended(rows, base)}
@@ -123,7 +125,7 @@ async def tasks(
 ) -> list[StoredTask]:
     """Tasks with their payloads, whether they live or have ended."""
     where = places(segments, dict.fromkeys(ids))
-    rows = await db.fetch(f"SELECT {_WHOLE} FROM {_NAMED} {_TASK} WHERE {_KEPT}", *where)
+    rows = await db.fetch(f"SELECT {_WHOLE} FROM {_NAMED} {_TASK} WHERE {_SPARED}", *where)
     found = _ended(rows, base)
     seen = {task.task_id for task in found}
     # Of the others those live that have no end at all, not even one behind the mark.

@@ -145,8 +145,9 @@ class Plan:
                 )
         await write_blocks(connection, self.altered)
         for task_id, output in self.outputs.items():
+            segment = self._ledger.segments.of(task_id)
             await connection.execute(
-                "UPDATE cronoq_ends SET content_type = $1, output = $2 WHERE id = $3",
+                f"UPDATE cronoq_ends_{segment} SET content_type = $1, output = $2 WHERE id = $3",
                 output.content_type or None,
                 output.output,
                 signed(task_id),
@@ -156,11 +157,13 @@ class Plan:
         """Removes the ends of tasks that live again, or have ended anew since."""
         if not self.returned:
             return
-        rows = await connection.fetch(
-            "DELETE FROM cronoq_ends WHERE id = ANY($1) RETURNING id",
-            [signed(i) for i in self.returned],
-        )
-        missing = set(self.returned) - {unsigned(number) for (number,) in rows}
+        missing = set(self.returned)
+        for segment, ids in self._ledger.segments.by_segment(self.returned).items():
+            rows = await connection.fetch(
+                f"DELETE FROM cronoq_ends_{segment} WHERE id = ANY($1) RETURNING id",
+                [signed(i) for i in ids],
+            )
+            missing -= {unsigned(number) for (number,) in rows}
         if missing:
             task_id = min(missing)
             raise Rejected(f"task {task_id} is not there", "StatusChanged", task_id, "task_id")

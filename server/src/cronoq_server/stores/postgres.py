@@ -20,6 +20,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from cronoq_server.engine.model import Instant
 from cronoq_server.engine.mutations import (
     Output,
@@ -107,7 +109,7 @@ class PostgresStore:
         self._settings = settings
         self._session = LockSession(settings)
         self._writer = Line(self._connect)
-        self._reader = Line(self._connect_reader)
+        self._reader = Line(self._connect)
         self._cache = OutputCache(cache_bytes)
         self._term: PostgresLeadership | None = None
         self._segments: Segments | None = None
@@ -122,11 +124,9 @@ class PostgresStore:
 
     async def _connect(self) -> Connection:
         settings = self._settings
-        return await connect(settings, settings.url, session_name(settings.schema, self._epoch))
-
-    async def _connect_reader(self) -> Connection:
-        connection = await self._connect()
-        await connection.execute(reads.READER_OPTIONS)
+        name = session_name(settings.schema, self._epoch)
+        connection = await connect(settings, settings.url, name)
+        await connection.execute(reads.PLANNING)
         return connection
 
     # --- leadership ------------------------------------------------------------------------------
@@ -289,8 +289,8 @@ class PostgresStore:
         mark = ledger.pruned
         for mutation in batch.others:
             if isinstance(mutation, TasksPruned):
-                before = mutation.before + self._base
-                done.append(await prune(db, ledger, mark, before, mutation.limit))
+                wanted = replace(mutation, before=mutation.before + self._base)
+                done.append(await prune(db, ledger, mark, wanted))
                 mark = done[-1].mark or mark
             elif isinstance(mutation, TaskDeleted):
                 done.append(await delete(db, ledger, mutation.task_id))

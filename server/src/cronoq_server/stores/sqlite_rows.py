@@ -177,8 +177,8 @@ def _insert(db: sqlite3.Connection, into: str, rows: Sequence[tuple[Any, ...]]) 
 def _write_other(db: sqlite3.Connection, mutation: Mutation, base: int) -> list[int]:
     """Writes what is no task's change; returns ids of tasks that are gone."""
     match mutation:
-        case TasksPruned(before, limit):
-            return _prune(db, before + base, limit)
+        case TasksPruned(before, limit, keep):
+            return _prune(db, before + base, limit, keep)
         case TaskDeleted(task_id):
             ended = "SELECT id FROM cronoq_ends WHERE id = ?"
             return _forget(db, [i for (i,) in db.execute(ended, (signed(task_id),))])
@@ -206,9 +206,12 @@ def _write_other(db: sqlite3.Connection, mutation: Mutation, base: int) -> list[
     return []
 
 
-def _prune(db: sqlite3.Connection, before: Instant, limit: int) -> list[int]:
+def _prune(db: sqlite3.Connection, before: Instant, limit: int, keep: Sequence[int]) -> list[int]:
+    # The whole list of ends is never looked through: those that stay are few, and at its front.
     oldest = db.execute(
-        "SELECT id, position, at FROM cronoq_ends ORDER BY position, id LIMIT ?", (limit,)
+        f"SELECT id, position, at FROM cronoq_ends WHERE id NOT IN {IDS} "
+        "ORDER BY position, id LIMIT ?",
+        (id_list(map(signed, keep)), limit),
     ).fetchall()
     victims = list(takewhile(lambda end: end[2] < before, oldest))
     if not victims:

@@ -612,6 +612,55 @@ class TestPruning:
         await store.commit(leadership, batch(4, TasksPruned(EPOCH_START + 100, 2)))
         assert ids((await recovered(store, leadership)).finished) == [3]
 
+    async def test_what_live_tasks_depend_on_stays(self, place: Place) -> None:
+        """However old it is, by every name, with its output; others of its age go."""
+        store, leadership = await written(
+            place, *finished(1, key="a"), output(1), *finished(2), *finished(3, key="b")
+        )
+        child = inserted(9, dependencies=(Dependency(1), Dependency("b")))
+        await store.commit(leadership, batch(2, child))
+        await store.commit(leadership, batch(3, TasksPruned(EPOCH_START + 1, 100, (1, 3))))
+        await store.release_leadership(leadership)
+        leadership = await lead(store)
+        named = FinishedQuery(ids=(1, 2), keys=("a", "b"))
+        assert sorted(ids((await store.find_finished(named)).tasks)) == [1, 3]
+        assert list(await store.load_outputs([1, 2, 3])) == [1]
+        assert sorted(ids(await store.load_tasks([1, 2, 3]))) == [1, 3]
+        found = await recovered(store, leadership, EPOCH_START + 1)
+        assert sorted(set(ids(found.parents))) == [1, 3]
+        assert ids(found.live) == [9]
+
+    async def test_what_stayed_goes_when_nobody_needs_it(self, place: Place) -> None:
+        """A later pruning no longer names it."""
+        store, leadership = await written(place, *finished(1, key="a"), output(1), *finished(2))
+        await store.commit(leadership, batch(2, TasksPruned(EPOCH_START + 1, 100, (1,))))
+        await store.commit(leadership, batch(3, TasksPruned(EPOCH_START + 1, 100)))
+        assert (await store.find_finished(FinishedQuery(ids=(1,), keys=("a",)))).tasks == []
+        assert await store.load_tasks([1]) == []
+        assert await store.load_outputs([1]) == {}
+
+    async def test_what_stayed_can_be_put_back_and_end_again(self, place: Place) -> None:
+        """It has one end then, the new one."""
+        store, leadership = await written(place, *finished(1), *finished(2))
+        await store.commit(leadership, batch(2, TasksPruned(EPOCH_START + 1, 100, (1,))))
+        await store.commit(leadership, batch(3, changed(1, Status.READY)))
+        assert ids((await recovered(store, leadership)).live) == [1]
+        await store.commit(leadership, batch(4, changed(1, Status.FAILED, at=EPOCH_START + 9)))
+        (task,) = (await store.find_finished(FinishedQuery(ids=(1,)))).tasks
+        assert task.change == changed(1, Status.FAILED, at=EPOCH_START + 9)
+        assert ids(await store.load_tasks([1])) == [1]
+
+    async def test_what_stays_does_not_stop_what_follows(self, place: Place) -> None:
+        """Small steps get past it, whatever their limit."""
+        store, leadership = await opened(place)
+        for position in (1, 2, 3, 4):
+            await store.commit(leadership, batch(position, *finished(position)))
+        for position in (5, 6, 7):
+            await store.commit(leadership, batch(position, TasksPruned(EPOCH_START + 1, 1, (1, 2))))
+        await store.commit(leadership, batch(8, TasksPruned(EPOCH_START + 1, 2, (1, 2))))
+        kept = await store.find_finished(FinishedQuery(ids=(1, 2, 3, 4)))
+        assert sorted(ids(kept.tasks)) == [1, 2]
+
     async def test_a_reader_of_pruned_ends_is_told(self, place: Place) -> None:
         """Who reads ends from a position before would miss some, and must know."""
         store, leadership = await written(place, *finished(1, at=EPOCH_START))
