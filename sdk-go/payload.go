@@ -9,6 +9,7 @@ import (
 	"io"
 	"reflect"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -199,6 +200,9 @@ func payloadError(err error) error {
 }
 
 func decode(payload []byte, contentType string, into any, ownType string) error {
+	if _, name, isWrapped := strings.Cut(contentType, transformMark); isWrapped {
+		return failure(ErrPayload, "payload needs transform %q, which is not configured", name)
+	}
 	switch into := into.(type) {
 	case *[]byte:
 		*into = payload
@@ -219,6 +223,9 @@ func decode(payload []byte, contentType string, into any, ownType string) error 
 		*wanted = payload
 		return nil
 	case jsonType:
+		if !utf8.Valid(payload) { // encoding/json would replace what is not.
+			return failure(ErrPayload, "payload in %s is not UTF-8", jsonType)
+		}
 		if string(bytes.TrimSpace(payload)) == "null" {
 			return decodeNull(into)
 		}

@@ -184,7 +184,7 @@ func (s *session) accepted(
 	s.write = write
 	s.confirmedAt = s.openedAt
 	s.beatAt = now
-	s.beats, s.beatNumber = nil, 0
+	s.beats = nil
 	s.isRegistered = true
 	s.isServing = !s.isDraining
 	lost := s.loseUnadopted(answer.GetAdopted())

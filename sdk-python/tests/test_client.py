@@ -28,12 +28,14 @@ from cronoq import (
     TaskStatus,
     new_key,
 )
+from cronoq._calls import BackoffSeries
 from cronoq._proto import task_pb2, tasks_pb2
 from cronoq.errors import (
     ClosedError,
     CursorUnknownError,
     DeadlineError,
     InvalidFieldError,
+    NotLeaderError,
     OutputUnavailableError,
     PayloadError,
     QueueFullError,
@@ -45,6 +47,7 @@ from cronoq.errors import (
     WaitTimeoutError,
     WatchTooSlowError,
 )
+from cronoq.options import ClientOptions
 
 QUICK = Backoff(initial=0.001, maximum=0.01)
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -1034,3 +1037,11 @@ async def test_an_old_server_is_watched_event_by_event(
 
     server.on("Watch", watch)  # type: ignore[arg-type]
     assert await _take(client.watch(ids=[1, 2]), 3) == [1, 2, 1]
+
+
+def test_a_standby_is_asked_again_soon() -> None:
+    """However often it says that it does not lead: nothing was executed, and nobody overloaded."""
+    delays = BackoffSeries(ClientOptions())
+    not_leader = NotLeaderError("not the leader")
+    assert max(delays.next_delay(not_leader) for _ in range(100)) <= 0.4
+    assert max(delays.next_delay(UnavailableError("gone")) for _ in range(100)) > 0.4

@@ -54,7 +54,9 @@ def request(method: str, target: Target) -> Any:
         "Retry": lambda: tasks_pb2.RetryRequest(task=key(target.done)),
         "Delete": lambda: tasks_pb2.DeleteRequest(task=key(target.done)),
         "Bulk": lambda: tasks_pb2.BulkRequest(
-            filter=tasks_pb2.TaskFilter(pools=pools), action=1, dry_run=True
+            filter=tasks_pb2.TaskFilter(pools=pools),
+            action=tasks_pb2.BULK_ACTION_CANCEL,
+            dry_run=True,
         ),
         "Get": lambda: tasks_pb2.GetRequest(task=key(target.live)),
         "Describe": lambda: tasks_pb2.GetRequest(task=key(target.live)),
@@ -100,11 +102,14 @@ class Grpc:
             return _reason(answer.errors[0].status)
         return "OK"
 
+    def stub(self, method: str) -> Any:
+        """What calls a method."""
+        services = (self._edge.tasks, self._edge.workers, self._edge.admin)
+        (stub,) = (getattr(one, method) for one in services if hasattr(one, method))
+        return stub
+
     async def _answer(self, method: str, token: str | None, target: Target) -> Any:
-        for stubs in (self._edge.tasks, self._edge.workers, self._edge.admin):
-            stub = getattr(stubs, method, None)
-            if stub is not None:
-                break
+        stub = self.stub(method)
         if method == "Work":
             stream = stub(metadata=bearer(token))
             register = workers_pb2.Register(pool=target.pool, protocol_version=4, slots=1)

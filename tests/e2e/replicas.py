@@ -13,9 +13,11 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
 
 CONFIG = """
 [server]
@@ -25,12 +27,15 @@ shutdown_grace_s = 5
 
 [store]
 {store}
-lock_poll_s = 0.1
 
 [[pools]]
 name = "default"
 retry = {{ max_attempts = 6, initial_backoff_s = 0.05, max_backoff_s = 0.5 }}
 """
+
+
+NO_LEADER = frozenset({"leadership_lost", "store_rejected", "server_stopping", ""})
+"""What a process says when it leads no more; the empty word is its end."""
 
 
 def free_port() -> int:
@@ -47,6 +52,8 @@ class ReplicaProcess:
     Attributes:
         port: Where it serves gRPC.
         http_port: Where it tells its health.
+        leads: Whether it leads, as far as it has said.
+        wrapper: A command that runs it.
     """
 
     def __init__(self, directory: Path, name: str, store: str) -> None:
@@ -55,6 +62,8 @@ class ReplicaProcess:
         self._config = directory / f"{name}.toml"
         text = CONFIG.format(port=self.port, http_port=self.http_port, store=store)
         self._config.write_text(text, encoding="utf-8")
+        self.leads = False
+        self.wrapper: tuple[str, ...] = ()
         self._process: Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._said: Counter[str] = Counter()
@@ -65,7 +74,7 @@ class ReplicaProcess:
         """Starts it and returns when it leads or stands by."""
         self._said.clear()
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "cronoq_server", "--config", str(self._config)),
+            *(*self.wrapper, sys.executable, "-m", "cronoq_server", "--config", str(self._config)),
             stdout=DEVNULL,
             stderr=PIPE,
         )
@@ -84,6 +93,10 @@ class ReplicaProcess:
 
     async def _note(self, action: str) -> None:
         async with self._more:
+            if action == "server_ready":
+                self.leads = True
+            elif action in NO_LEADER:
+                self.leads = False
             self._said[action] += 1
             self._more.notify_all()
 
@@ -102,13 +115,29 @@ class ReplicaProcess:
         if not any(self._said[action] for action in actions):
             raise RuntimeError("".join(self._lines))
 
+    async def until(self, holds: Callable[[ReplicaProcess], bool]) -> None:
+        """Returns when something holds of it; looks again whenever it says something."""
+        async with self._more:
+            await self._more.wait_for(lambda: holds(self))
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process is not None
+        return self._process.pid
+
     def send(self, number: signal.Signals) -> None:
         """Sends it a signal."""
         assert self._process is not None
         self._process.send_signal(number)
 
     async def end(self, number: signal.Signals) -> int:
-        """Ends it with a signal and returns its exit code."""
+        """Ends it with a signal and returns its exit code, once all that it said is read."""
         assert self._process is not None
         assert self._reader is not None
         self.send(number)
@@ -126,10 +155,12 @@ class Balancer:
 
     Attributes:
         address: Where it listens.
+        accepted: How many connections it has taken.
     """
 
     def __init__(self, ports: Sequence[int]) -> None:
         self.address = ""
+        self.accepted = 0
         self._ports = list(ports)
         self._next = 0
         self._pipes: set[asyncio.Task[None]] = set()
@@ -150,6 +181,7 @@ class Balancer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        self.accepted += 1
         self._pipes.add(task)
         task.add_done_callback(self._pipes.discard)
         for _ in self._ports:
@@ -177,10 +209,44 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.close()
 
 
+class Group:
+    """Replicas over one store.
+
+    Attributes:
+        servers: All of them.
+    """
+
+    def __init__(self, servers: list[ReplicaProcess]) -> None:
+        self.servers = servers
+
+    async def leader(self) -> ReplicaProcess:
+        """The one that leads; waits for it."""
+        return await first_that(self.servers, lambda server: server.leads)
+
+    async def another(self, old: ReplicaProcess) -> ReplicaProcess:
+        """One that leads and is not the old one; waits for it."""
+        others = [server for server in self.servers if server is not old]
+        return await first_that(others, lambda server: server.leads)
+
+
+async def first_that(
+    servers: Sequence[ReplicaProcess], holds: Callable[[ReplicaProcess], bool]
+) -> ReplicaProcess:
+    """The first of these of which something holds; waits for it."""
+    waits = {asyncio.create_task(server.until(holds)): server for server in servers}
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        return waits[done.pop()]
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+
 @asynccontextmanager
 async def replicas(
     directory: Path, store: str, count: int = 2
-) -> AsyncIterator[tuple[Balancer, list[ReplicaProcess]]]:
+) -> AsyncIterator[tuple[Balancer, Group]]:
     """Replicas over one store, the first of which leads, behind a balancer."""
     async with AsyncExitStack() as stack:
         servers = [ReplicaProcess(directory, f"server-{n}", store) for n in range(count)]
@@ -189,4 +255,4 @@ async def replicas(
             await server.start()
         assert [server.times("server_ready") for server in servers] == [1] + [0] * (count - 1)
         balancer = await stack.enter_async_context(Balancer([s.port for s in servers]).open())
-        yield balancer, servers
+        yield balancer, Group(servers)

@@ -52,12 +52,13 @@ class Cluster:
         url: Of its database, over the socket.
         port: Its loopback port.
         process: The server's process.
+        user: Who runs it, if not who runs the tests.
     """
 
     def __init__(self, directory: Path, *, fsync: bool = False) -> None:
         self._directory = directory
         self._programs = find_programs()
-        self._user = next(u for u in _UNPRIVILEGED if _exists(u)) if os.geteuid() == 0 else None
+        self.user = next(u for u in _UNPRIVILEGED if _exists(u)) if os.geteuid() == 0 else None
         self._fsync = fsync
         self.port = _free_port()
         self.url = f"postgresql://cronoq@/postgres?host={directory}&port={self.port}"
@@ -70,8 +71,8 @@ class Cluster:
 
     def make(self) -> None:
         """Makes the data directory."""
-        if self._user is not None:
-            shutil.chown(self._directory, self._user)
+        if self.user is not None:
+            shutil.chown(self._directory, self.user)
         self._run(
             "initdb", "-D", "data", "-U", "cronoq", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"
         )
@@ -93,8 +94,7 @@ class Cluster:
             arguments += ["-c", option]
         deadline = time.monotonic() + _START_TIMEOUT_S
         self._launch(arguments)
-        ready = self._directory / "data" / "postmaster.pid"
-        while not (ready.exists() and "ready" in ready.read_text(encoding="utf-8")):
+        while not self._stands():
             assert self.process is not None
             if time.monotonic() > deadline:
                 raise RuntimeError((self._directory / "log").read_text(encoding="utf-8"))
@@ -102,10 +102,19 @@ class Cluster:
             if self.process.poll() is not None:
                 self._launch(arguments)
 
+    def _stands(self) -> bool:
+        """Whether this very process is ready; one that was killed has left its word behind."""
+        assert self.process is not None
+        try:
+            told = (self._directory / "data" / "postmaster.pid").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return False
+        return told.startswith(f"{self.process.pid}\n") and "ready" in told
+
     def _launch(self, arguments: list[str]) -> None:
         with (self._directory / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                arguments, cwd=self._directory, stdout=log, stderr=log, user=self._user
+                arguments, cwd=self._directory, stdout=log, stderr=log, user=self.user
             )
 
     def stop(self, number: int = signal.SIGINT) -> None:
@@ -119,7 +128,7 @@ class Cluster:
         subprocess.run(
             [str(self._programs / program), *arguments],
             cwd=self._directory,
-            user=self._user,
+            user=self.user,
             check=True,
             stdout=subprocess.DEVNULL,
         )

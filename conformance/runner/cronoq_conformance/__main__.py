@@ -13,8 +13,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import fnmatch
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+# Handshakes that scenarios let fail are no news; read when gRPC is loaded.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from .languages import CONFORMANCE, ROOT, BuildError, Language, read_languages
 from .mutants import main as run_mutants
@@ -93,8 +98,6 @@ def run(options: argparse.Namespace, scenarios: list[Scenario], languages: list[
     bad = [outcome for outcome in outcomes if not outcome.is_good]
     complaints = [complaint(outcome) for outcome in bad] + stale(known, scenarios)
     if options.junit:
-        from pathlib import Path
-
         write_junit(outcomes, Path(options.junit))
     if options.write_page:
         PAGE.write_text(page(outcomes, names), encoding="utf-8")

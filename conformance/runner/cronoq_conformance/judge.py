@@ -1,11 +1,11 @@
 """Decides whether what was observed is what a scenario expects: the only place that compares.
 
-A pattern is data. A mapping asks for the fields that it names and leaves the rest aside, so an empty
-one asks for nothing; a list asks for exactly these elements in this order; text meets bytes as
-UTF-8; numbers meet digits. A mapping whose keys are all operators asks for more than equality:
+A pattern is data. A mapping asks for the fields that it names and leaves the rest aside, so an
+empty one asks for nothing; a list asks for exactly these elements in this order; text meets bytes
+as UTF-8; numbers meet digits. A mapping whose keys are all operators asks for more than equality:
 
     {absent: true}   {present: true}   {contains: x}   {matches: regex}
-    {at_least: n}   {at_most: n}   {size: n}   {not: p}   {one_of: [p, …]}
+    {at_least: n}   {at_most: n}   {size: n}   {utf8_size: n}   {not: p}   {one_of: [p, …]}
     {some: p} (an element)   {each: p}   {unordered: [p, …]}
     {repeat: {text: x, count: n}}   {zeros: n} (so many zero bytes)   {b64: text}
 """
@@ -137,6 +137,9 @@ OPERATORS: Mapping[str, Callable[[Any, Any, str], str]] = {
     "at_least": lambda n, seen, at: _check(_number(seen) >= n, at, f"at least {n}", seen),
     "at_most": lambda n, seen, at: _check(_number(seen) <= n, at, f"at most {n}", seen),
     "size": _size,
+    "utf8_size": lambda wanted, seen, at: mismatch(
+        wanted, len(str(seen).encode()), f"bytes of {at}"
+    ),
     "not": lambda p, seen, at: _check(bool(mismatch(p, seen)), at, f"not {shown(p)}", seen),
     "one_of": lambda ps, seen, at: _check(
         any(not mismatch(p, seen) for p in ps), at, f"one of {shown(ps)}", seen

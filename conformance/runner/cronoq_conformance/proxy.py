@@ -52,7 +52,7 @@ class Proxy:
 
     async def start(self) -> None:
         """Listens on a free port."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._begin, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -87,6 +87,12 @@ class Proxy:
         async with self._changed:
             await self._changed.wait_for(lambda: len(self.accepted_at) >= count)
 
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of our own: asyncio's would complain of being cancelled at the end.
+        task = asyncio.ensure_future(self._accept(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with self._changed:
             self.accepted_at.append(monotonic())
@@ -94,16 +100,12 @@ class Proxy:
         if self._mode == "refuse":
             reset(writer)
             return
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         self._open.add(writer)
         try:
             await self._join(reader, writer)
         except OSError:
             reset(writer)
         finally:
-            self._tasks.discard(task)
             self._open.discard(writer)
             writer.close()
 

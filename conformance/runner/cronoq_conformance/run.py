@@ -16,6 +16,7 @@ from .report import Known, Outcome
 from .scenario import Scenario
 from .stage import Failure, Setting, Stage, Step
 
+# for_each is the stage's own.
 VERBS: Mapping[str, Step] = {
     **steps_participant.STEPS,
     **steps_server.STEPS,

@@ -1,8 +1,8 @@
 """Decides what a scenario is: data in a YAML file, checked when it is read.
 
 A file holds a list. Each entry has a `name`, a `title` that says what must be so, the `rules` that
-it proves and its `steps`; it may have `variants` (plain, tls, mtls), `cases` (variables, with a name
-in `case`: the scenario is played once for each), a topology (`peers`, `proxies`, `cluster`),
+it proves and its `steps`; it may have `variants` (plain, tls, mtls), `cases` (variables, with a
+name in `case`: the scenario is played once for each), a topology (`peers`, `proxies`, `cluster`),
 `languages` (all when absent) with the reason in `because`, and `seconds`, its patience per step.
 """
 
@@ -93,10 +93,16 @@ def _check(file: str, entry: Mapping[str, Any], verbs: frozenset[str]) -> None:
         raise ScenarioError(f"{file}: {name}: unknown or missing keys: {sorted(unknown)}")
     if bool(entry.get("languages")) != bool(entry.get("because")):
         raise ScenarioError(f"{file}: {name}: languages and because go together")
-    for step in entry["steps"]:
+    _check_steps(f"{file}: {name}", entry["steps"], verbs)
+
+
+def _check_steps(place: str, steps: Sequence[Mapping[str, Any]], verbs: frozenset[str]) -> None:
+    for step in steps:
         verb = next(iter(step))
-        if verb not in verbs:
-            raise ScenarioError(f"{file}: {name}: no such step: {verb}")
+        if verb == "for_each":
+            _check_steps(place, step["steps"], verbs)
+        elif verb not in verbs:
+            raise ScenarioError(f"{place}: no such step: {verb}")
 
 
 def _expand(group: str, entry: Mapping[str, Any]) -> Iterator[Scenario]:

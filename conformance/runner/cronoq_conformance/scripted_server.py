@@ -37,6 +37,7 @@ class Exchange:
         method: Name of the method.
         headers: Metadata of the call.
         log: Every message so far, as plain data, in order.
+        sizes: How many bytes each of them had.
         arrived_at: When the call came, seconds of the monotonic clock.
         ended_at: When it was over; None while it goes on.
     """
@@ -45,7 +46,7 @@ class Exchange:
         self.method = method
         self.headers = dict(context.invocation_metadata())
         self.log: list[dict[str, Any]] = []
-        self.log_times: list[float] = []
+        self.sizes: list[int] = []
         self.arrived_at = monotonic()
         self.ended_at: float | None = None
         self.confirms_heartbeats = True
@@ -76,16 +77,16 @@ class Exchange:
     async def _read(self) -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             while (message := await self._context.read()) is not grpc.aio.EOF:
-                await self._take(plain(message))
+                await self._take(plain(message), message.ByteSize())
         async with self._more:
             self._is_half_closed = True
             self._more.notify_all()
 
-    async def _take(self, message: dict[str, Any]) -> None:
+    async def _take(self, message: dict[str, Any], size: int) -> None:
         is_beat = self.method.endswith("/Work") and any(name in message for name in HEARTBEATS)
         async with self._more:
             self.log.append(message)
-            self.log_times.append(monotonic())
+            self.sizes.append(size)
             (self._beats if is_beat else self._inbox).append(message)
             self._more.notify_all()
         if is_beat and "heartbeats" in message and self.confirms_heartbeats:

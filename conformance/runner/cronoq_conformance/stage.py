@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import re
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from .scripted_server import Exchange, ExchangeOver, Peer, server_credentials
 
 Step = Callable[["Stage", Any, Mapping[str, Any]], Awaitable[None]]
 
+SET_UP_S = 60.0
 REFERENCE = re.compile(r"\{([a-z_][a-z_0-9.\-]*)\}")
 
 
@@ -75,23 +76,35 @@ class Stage:
             Failure: Something was not as it should be.
         """
         async with self._stack:
-            number, verb = 0, "set up"
             try:
-                async with asyncio.timeout(self.scenario.patience_s):
+                async with asyncio.timeout(SET_UP_S):
                     await self._set_up()
-                for number, step in enumerate(self.scenario.steps, 1):  # noqa: B007
-                    verb = next(iter(step))
-                    fields = self.resolve(step)
-                    argument = fields.pop(verb)
-                    patience = float(fields.pop("seconds", self.scenario.patience_s))
-                    async with asyncio.timeout(patience):
-                        await verbs[verb](self, argument, fields)
-            except (Failure, ParticipantError, ExchangeOver) as error:
-                raise Failure(f"step {number} ({verb}): {error}\n{self._seen()}") from error
             except TimeoutError as error:
-                step = self.scenario.steps[number - 1] if number else {"set up": ""}
-                text = f"step {number} ({shown(step)}): did not come\n{self._seen()}"
-                raise Failure(text) from error
+                raise Failure("the topology did not come up") from error
+            await self._play(self.scenario.steps, verbs)
+
+    async def _play(
+        self, steps: Sequence[Mapping[str, Any]], verbs: Mapping[str, Step], place: str = ""
+    ) -> None:
+        for number, step in enumerate(steps, 1):
+            verb = next(iter(step))
+            if verb == "for_each":
+                for index, variables in enumerate(step[verb], 1):
+                    self.saved.update(variables)
+                    await self._play(step["steps"], verbs, f"{place}{number}.{index}.")
+                continue
+            fields = self.resolve(step)
+            argument = fields.pop(verb)
+            patience = float(fields.pop("seconds", self.scenario.patience_s))
+            try:
+                async with asyncio.timeout(patience):
+                    await verbs[verb](self, argument, fields)
+            except (Failure, ParticipantError, ExchangeOver) as error:
+                text = f"step {place}{number} ({verb} {shown(argument)}): {error}"
+                raise Failure(f"{text}\n{self._seen()}") from error
+            except TimeoutError as error:
+                text = f"step {place}{number} ({verb} {shown(argument)} {shown(fields)})"
+                raise Failure(f"{text}: did not come\n{self._seen()}") from error
 
     async def _set_up(self) -> None:
         for name, said in self.scenario.peers.items():

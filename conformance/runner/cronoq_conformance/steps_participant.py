@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping
 from time import monotonic
 from typing import Any
@@ -173,6 +174,18 @@ async def set_value(stage: Stage, name: Any, fields: Fields) -> None:
     stage.saved[name] = fields["to"]
 
 
+async def long_text(stage: Stage, name: Any, fields: Fields) -> None:
+    """Keeps a long text under a name."""
+    stage.saved[name] = "x" * fields["size"]
+
+
+async def rises(_: Stage, values: Any, __: Fields) -> None:
+    """Fails unless each value is higher than the one before."""
+    numbers = [int(value) for value in values]
+    if any(first >= second for first, second in itertools.pairwise(numbers)):
+        raise Failure(f"{numbers} do not rise")
+
+
 async def is_ready(stage: Stage, wanted: Any, fields: Fields) -> None:
     """Asks the readiness probe until it says so: other threads of the SDK set it."""
     participant = await stage.participant(fields.get("by", "it"))
@@ -199,5 +212,7 @@ STEPS: dict[str, Step] = {
     "elapsed": elapsed,
     "pause": pause,
     "set": set_value,
+    "rises": rises,
+    "long_text": long_text,
     "ready": is_ready,
 }

@@ -15,6 +15,7 @@ from .steps_participant import check
 
 Fields = Mapping[str, Any]
 
+LEASES_PER_BATCH = 400
 REPORTS = ("complete", "fail", "nack", "cancelled")
 
 
@@ -84,6 +85,61 @@ async def reports(stage: Stage, name: Any, fields: Fields) -> None:
     check({"unordered": expected}, found)
     check(fields.get("numbers", {}), numbers)
     stage.saved[fields.get("as", "reports")] = {"numbers": numbers, "found": found}
+
+
+async def count_reports(stage: Stage, name: Any, fields: Fields) -> None:
+    """Reads so many reports, each like a pattern; judges the messages that they came in."""
+    exchange = exchange_of(stage, name)
+    numbers: list[int] = []
+    most = found = 0
+    while found < fields["count"]:
+        message = await exchange.next()
+        here = message.get("reports", {}).get("reports", [])
+        check({"each": fields["like"]}, here)
+        found += len(here)
+        most = max(most, len(here))
+        numbers.append(message["reports"]["number"])
+        await exchange.write({"receipt": {"reports": numbers[-1]}})
+    check(list(range(1, len(numbers) + 1)), numbers)
+    check(fields.get("messages", {}), len(numbers))
+    check(fields.get("most", {}), most)
+    check(fields.get("largest", {}), max(exchange.sizes))
+
+
+async def reports_and_slots(stage: Stage, name: Any, fields: Fields) -> None:
+    """Reads reports and SetSlots(0), in either order."""
+    exchange = exchange_of(stage, name)
+    found: list[Any] = []
+    slots = 0
+    while len(found) < len(fields["expect"]) or not slots:
+        message = await exchange.next()
+        if "set_slots" in message:
+            check({"set_slots": {"slots": 0}}, message)
+            slots += 1
+        else:
+            found.extend(message["reports"]["reports"])
+            await exchange.write({"receipt": {"reports": message["reports"]["number"]}})
+    check(fields["expect"], found)
+
+
+async def lease_of(stage: Stage, name: Any, fields: Fields) -> None:
+    """Sends one lease whose fields are given as one value."""
+    await lease(stage, name, {"leases": [{"lease": 1, **fields["lease"]}]})
+
+
+async def many_leases(stage: Stage, name: Any, fields: Fields) -> None:
+    """Sends so many leases, in batches."""
+    numbers = range(1, fields["count"] + 1)
+    for first in range(0, len(numbers), LEASES_PER_BATCH):
+        batch = numbers[first : first + LEASES_PER_BATCH]
+        await lease(stage, name, {"leases": [{"lease": number} for number in batch]})
+
+
+async def large_leases(stage: Stage, name: Any, fields: Fields) -> None:
+    """Sends so many leases with large payloads, each in a message of its own, without waiting."""
+    for number in range(1, fields["count"] + 1):
+        said = {"payload": bytes(fields["size"]), "content_type": "application/octet-stream"}
+        await lease(stage, name, {"leases": [{"lease": number, **said}]})
 
 
 async def hears(stage: Stage, name: Any, fields: Fields) -> None:
@@ -288,6 +344,11 @@ STEPS: dict[str, Step] = {
     "lease": lease,
     "reports": reports,
     "hears": hears,
+    "count_reports": count_reports,
+    "reports_and_slots": reports_and_slots,
+    "lease_of": lease_of,
+    "many_leases": many_leases,
+    "large_leases": large_leases,
     "beat": beat,
     "heard": heard,
     "half_closed": half_closed,

@@ -186,7 +186,7 @@ class SubmitCoalescer:
                     return
                 await self._try(batch)
                 if batch.members:
-                    await asyncio.sleep(backoff.next_delay())
+                    await asyncio.sleep(backoff.next_delay(self._trouble))
         finally:
             self._in_flight -= 1
             self._schedule()

@@ -138,6 +138,9 @@ def _around(interceptors: Sequence[Interceptor], attempt: Attempt) -> typing.Ite
 
 
 def _outcome_of(error: BaseException, run: Run) -> Outcome:
+    if run.stop is Stop.EXPIRED:
+        # WP-24: the task may be another worker's by now; only success counts.
+        return Failed(run.stop.value)
     match error:
         case Retryable():
             return Failed(str(error.message), retry_after_s=error.retry_after_s)

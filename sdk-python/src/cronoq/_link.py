@@ -214,6 +214,8 @@ class Link:
         received = self._session.receive(message, self._clock())
         if received.begun:
             self._listener.begin(received.begun)
+        if received.is_short_lived:
+            self._pulse_wake.set()
         if received.stopped:
             self._listener.stop_runs(received.stopped)
         if received.shutdown is not None:

@@ -167,6 +167,9 @@ class ZlibTransform:
 
 
 def _decode(payload: bytes, content_type: str, wanted: Any, own_type: str) -> Any:
+    if _TRANSFORM_MARK in content_type:
+        name = content_type.partition(_TRANSFORM_MARK)[2]
+        raise PayloadError(f"payload needs transform {name!r}, which is not configured")
     if wanted is bytes:
         return payload
     if not payload and not content_type:

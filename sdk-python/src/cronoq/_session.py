@@ -88,10 +88,11 @@ class Run:
 class Received:
     """What one message of the server means for the worker."""
 
-    __slots__ = ("begun", "shutdown", "stopped")
+    __slots__ = ("begun", "is_short_lived", "shutdown", "stopped")
 
     def __init__(self) -> None:
         self.begun: list[Run] = []
+        self.is_short_lived = False  # Some lease wants heartbeats earlier than they were due.
         self.stopped: list[Run] = []
         self.shutdown: workers_pb2.Shutdown | None = None
 
@@ -247,6 +248,8 @@ class Session:
             if lease > self._last_lease:
                 self._last_lease = lease
             runs[lease] = run
+            if run.ttl < ttl:
+                received.is_short_lived = True
             if self._is_draining:
                 late.append((run, Nacked("worker is stopping")))  # WP-41
             else:

@@ -120,6 +120,7 @@ class SharedWaits:
         backoff = BackoffSeries(self._caller.options)
         try:
             while self._still_owed(stream):
+                trouble: CronoqError | None = None
                 try:
                     needs_pause = await self._read(stream, backoff)
                 except UnsupportedError:
@@ -134,9 +135,9 @@ class SharedWaits:
                     if not is_unavailable(error):
                         self._fail(stream.targets, error)
                         return
-                    needs_pause = True
+                    needs_pause, trouble = True, error
                 if needs_pause and self._still_owed(stream):
-                    await asyncio.sleep(backoff.next_delay())
+                    await asyncio.sleep(backoff.next_delay(trouble))
         finally:
             self._streams.discard(stream)
             if self._fresh and self._timer is not None:
@@ -220,7 +221,7 @@ class SharedWaits:
                     if not isinstance(error, DeadlineError) and not is_unavailable(error):
                         self._fail((target,), error)
                         return
-                    await asyncio.sleep(backoff.next_delay())
+                    await asyncio.sleep(backoff.next_delay(error))
                 else:
                     self._deliver(read_result(answer))
 

@@ -25,6 +25,7 @@ async def watch_events(
     backoff = BackoffSeries(caller.options)
     read = _read_batches
     while True:
+        trouble: CronoqError | None = None
         try:
             async for event in read(caller, request):
                 backoff.reset()
@@ -39,8 +40,9 @@ async def watch_events(
             is_resumable = isinstance(error, WatchTooSlowError) and bool(request.after_cursor)
             if not is_unavailable(error) and not is_resumable:
                 raise
+            trouble = error
         # A stream that ends without an error ends for its server's reasons: go on likewise.
-        await asyncio.sleep(backoff.next_delay())
+        await asyncio.sleep(backoff.next_delay(trouble))
 
 
 async def _read_batches(

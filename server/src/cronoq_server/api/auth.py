@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Final
 
@@ -136,6 +137,26 @@ UNAUTHENTICATED: Final = Refusal(
 )
 
 
+class Hold:
+    """A stream that stands as long as its caller's credential is good.
+
+    Attributes:
+        who: Whose it is.
+        is_revoked: Whether the credential is no longer good for it.
+    """
+
+    def __init__(self, who: Principal, end: Callable[[], object]) -> None:
+        self.who = who
+        self.is_revoked = False
+        self._end = end
+
+    def revoke(self) -> None:
+        """Ends the stream, once."""
+        if not self.is_revoked:
+            self.is_revoked = True
+            self._end()
+
+
 class Authenticator:
     """Knows the credentials of this moment; `replace` exchanges them all at once."""
 
@@ -143,6 +164,7 @@ class Authenticator:
         self._tokens: tuple[tuple[bytes, Principal], ...] = ()
         self._certificates: dict[str, Principal] = {}
         self._is_on = False
+        self._held: set[Hold] = set()
         self.replace(config)
 
     @property
@@ -151,7 +173,11 @@ class Authenticator:
         return self._is_on
 
     def replace(self, config: AuthConfig) -> None:
-        """Takes other credentials from now on; calls and streams under way go on."""
+        """Takes other credentials from now on.
+
+        Short calls under way go on; what is held by a credential that is gone, or is good for
+        something else now, is revoked.
+        """
         tokens = []
         for token in config.tokens:
             digest = token_digest(token)
@@ -162,6 +188,26 @@ class Authenticator:
             cert.dns_name: _principal(cert, f"cert-{cert.dns_name}") for cert in config.certs
         }
         self._is_on = config.is_on
+        known = [principal for _, principal in self._tokens]
+        known += self._certificates.values()
+        for hold in self._held:
+            if hold.who not in (known if self._is_on else [ANONYMOUS]):
+                hold.revoke()
+
+    @contextmanager
+    def holding(self, who: Principal, end: Callable[[], object]) -> Iterator[Hold]:
+        """For as long as a stream stands: it ends when its credential is revoked.
+
+        Args:
+            who: Whose stream.
+            end: Ends it; called at most once.
+        """
+        hold = Hold(who, end)
+        self._held.add(hold)
+        try:
+            yield hold
+        finally:
+            self._held.discard(hold)
 
     def identify(
         self, authorization: str | None, certificate_names: Iterable[str] = ()

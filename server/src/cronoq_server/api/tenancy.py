@@ -78,16 +78,20 @@ async def own_task(who: Principal, target: TaskRef, look: Look) -> TaskRef:
 async def foreign_names(
     who: Principal, specs: Sequence[TaskSpec], look: Look
 ) -> dict[int, Refusal]:
-    """Which specs name what is another tenant's, as key or as parent, by index."""
+    """Which specs name what is not their caller's, as key or as parent, by index.
+
+    A parent that nobody knows is refused as well, even where keys are awaited or ids of long ago
+    count as satisfied: it could be told from a foreign one otherwise, or become one.
+    """
     refused: dict[int, Refusal] = {}
     keys = {spec.key for spec in specs}
     for index, spec in enumerate(specs):
-        if spec.key and await _is_foreign(who, spec.key, look):
+        if spec.key and await _owner(spec.key, look) not in (None, who.tenant):
             refused[index] = key_in_use(spec.key)
             continue
         for dependency in spec.dependencies:
             target = dependency.target
-            if target not in keys and await _is_foreign(who, target, look):
+            if target not in keys and await _owner(target, look) != who.tenant:
                 named = f"key {target!r}" if isinstance(target, str) else f"id {target}"
                 # Word for word what the engine says of a parent that is not there.
                 text = f"dependencies: there is no task with {named}"
@@ -96,14 +100,15 @@ async def foreign_names(
     return refused
 
 
-async def _is_foreign(who: Principal, target: TaskRef, look: Look) -> bool:
+async def _owner(target: TaskRef, look: Look) -> str | None:
+    """The tenant of a task, empty if it has none; None = there is no such task."""
     try:
         view = await look(target)
     except Refused as refused:
         if refused.refusal.reason is ErrorReason.TASK_UNKNOWN:
-            return False
+            return None
         raise
-    return view.spec.tenant != who.tenant
+    return view.spec.tenant
 
 
 def key_in_use(key: str) -> Refusal:

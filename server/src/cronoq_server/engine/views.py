@@ -132,7 +132,7 @@ def snapshot(state: State, scope: Scope, now: Now) -> SnapshotView:
     running = sum(pool.counts[Status.RUNNING] for pool in pools)
     pending = sum(pool.pending for pool in pools)
     return SnapshotView(
-        views, running + pending, running, pending, _totals(state, pools), len(sessions)
+        views, running + pending, running, pending, _totals(state, pools, scope), len(sessions)
     )
 
 
@@ -182,14 +182,16 @@ def _pool_view(state: State, pool: Pool, sessions: list[Session], now: Now) -> P
     )
 
 
-def _totals(state: State, pools: Sequence[Pool]) -> TotalsView:
+def _totals(state: State, pools: Sequence[Pool], scope: Scope) -> TotalsView:
+    """What happened in the pools that the caller may see; what is counted over all alone is 0."""
+
     def ended(status: Status) -> int:
         return sum(pool.counts[status] for pool in pools)
 
-    totals = state.totals
+    totals = state.totals if scope is None else [0] * len(Total)
     return TotalsView(
         totals[Total.SUBMITTED],
-        totals[Total.DISPATCHED],
+        sum(pool.dispatched for pool in pools),
         ended(Status.SUCCEEDED),
         ended(Status.FAILED),
         ended(Status.DEAD_LETTERED),

@@ -1,0 +1,65 @@
+"""A disk so small that a test can fill it, and make room again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MIB = 1024 * 1024
+_PIECES = (MIB, 64 * 1024, 4096)
+
+
+class NoSmallDisk(Exception):
+    """None can be made here; the text says why."""
+
+
+class SmallDisk:
+    """A file system of its own in memory.
+
+    Attributes:
+        path: Where it is mounted.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._balloon = path / "balloon"
+
+    def fill(self) -> None:
+        """Leaves no room at all."""
+        with self._balloon.open("wb", buffering=0) as balloon:
+            for piece in _PIECES:
+                try:
+                    while True:
+                        balloon.write(b"\0" * piece)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+
+    def make_room(self) -> None:
+        """Takes away what filled it."""
+        self._balloon.unlink(missing_ok=True)
+
+
+@contextmanager
+def small_disk(path: Path, mib: int) -> Iterator[SmallDisk]:
+    """A disk of so many MiB, mounted while the block lasts.
+
+    Raises:
+        NoSmallDisk: This process may not mount one.
+    """
+    path.mkdir()
+    options = f"size={mib}m,mode=0755"
+    command = ("mount", "-t", "tmpfs", "-o", options, "cronoq-test", str(path))
+    if os.geteuid() != 0:
+        raise NoSmallDisk("a small disk can only be mounted by root")
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise NoSmallDisk(f"no small disk can be mounted: {made.stderr.strip()}")
+    try:
+        yield SmallDisk(path)
+    finally:
+        subprocess.run(("umount", "--lazy", str(path)), check=True)
