@@ -215,6 +215,150 @@ def test_database_is_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "tiger" not in repr(one)
 
 
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("[server]\nshutdown_grace_s = -1", {"server.shutdown_grace_s": 2}),
+        ("\n\n[servr]", {"servr": 3}),
+        ("[[pools]]\nname = 'a'\n\n[[pools]]\nmax = 0", {"pools[1].max": 5, "pools[1].name": 4}),
+        ("pools = [\n  { name = 'a' },\n  { name = 'a b' },\n]", {"pools[1].name": 1}),
+        (
+            "[[pools]]\nname = 'a'\n[pools.retry]\njitter = true\nmax_attempts = 0",
+            {"pools[0].retry.max_attempts": 5},
+        ),
+        ("server.shutdown_grace_s = -1", {"server.shutdown_grace_s": 1}),
+        (
+            "[[auth.tokens]]\nrole = 'x'\n# token\n"
+            'token = """\n[[pools]]\n"""\n[limits]\nmax_list = 0',
+            {"auth.tokens[0].role": 2, "auth.tokens[0].token": 4, "limits.max_list": 8},
+        ),
+        ("[limits]\nrequest_timeout_s = 1", {"limits.request_timeout_s": 2}),
+        ("[store]\nkind = 'sqlite'", {"store.path": 1}),
+    ],
+)
+def test_mistake_is_found_on_its_line(text: str, lines: dict[str, int]) -> None:
+    """What a value is set by is named with its line, and a missing one with its table's."""
+    with pytest.raises(config.ConfigError) as caught:
+        config.parse(text, "cronoq.toml")
+    places = {problem.path: problem.place for problem in caught.value.problems}
+    assert {path: places[path] for path in lines} == {
+        path: f"cronoq.toml:{line}" for path, line in lines.items()
+    }
+    for path, line in lines.items():
+        assert f"cronoq.toml:{line}: {path}: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "path", "is_now"),
+    [
+        ("CRONOQ_SERVER__GRPC_ADDR", "0.0.0.0:1", "server.grpc_addr", config.Address("0.0.0.0", 1)),
+        ("CRONOQ_SERVER__SHUTDOWN_GRACE_S", "1.5", "server.shutdown_grace_s", 1.5),
+        ("CRONOQ_STORE__FULL_SYNC", "false", "store.full_sync", False),
+        ("CRONOQ_STORE__SCHEMA", "true", "store.schema", "true"),
+        ("CRONOQ_LIMITS__MAX_LIST", "7", "limits.max_list", 7),
+        ("CRONOQ_POOLS__0__MAX", "8", "pools.0.max", 8),
+        ("CRONOQ_POOLS__1__NAME", "new", "pools.1.name", "new"),
+        ("CRONOQ_POOLS", '[{ name = "x" }]', "pools.0.name", "x"),
+        ("CRONOQ_POOLS__0__RETRY__MAX_ATTEMPTS", "9", "pools.0.retry.max_attempts", 9),
+        ("CRONOQ_AUTH__TOKENS__0__ROLE", "metrics", "auth.tokens.0.role", "metrics"),
+        ("CRONOQ_AUTH__TOKENS__0__TOKEN", "1" * 20, "auth.tokens.0.token", "1" * 20),
+        ("CRONOQ_AUTH__TOKENS__0__POOLS", '["a"]', "auth.tokens.0.pools", frozenset("a")),
+    ],
+)
+def test_variable_sets_its_value(variable: str, value: str, path: str, is_now: object) -> None:
+    """Whatever its place and type, over what the file says; texts need no quotes."""
+    text = (
+        "[[pools]]\nname = 'a'\nmax = 1\n"
+        "[[auth.tokens]]\ntoken = '0123456789abcdef'\nrole = 'admin'\n"
+    )
+    found: object = config.parse(text, environment={variable: value})
+    for part in path.split("."):
+        found = found[int(part)] if isinstance(found, tuple) else getattr(found, part)
+    assert found == is_now
+
+
+def test_variables_make_a_list_from_nothing() -> None:
+    """A table of a list needs no file."""
+    environment = {
+        "CRONOQ_AUTH__TOKENS__0__TOKEN": "0123456789abcdef",
+        "CRONOQ_AUTH__TOKENS__0__ROLE": "admin",
+        "CRONOQ_ENDPOINT": "https://elsewhere",
+        "OTHER__NAME": "x",
+    }
+    (token,) = config.parse("", environment=environment).auth.tokens
+    assert token.role == "admin"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "word"),
+    [
+        ("CRONOQ_SERVER__GRPC_ADR", "x", "nearest one is 'grpc_addr'"),
+        ("CRONOQ_SERVR__GRPC_ADDR", "x", "nearest one is 'server'"),
+        ("CRONOQ_LIMITS__MAX_LIST", "many", "whole number"),
+        ("CRONOQ_LIMITS__MAX_LIST", "0", "from 1"),
+        ("CRONOQ_POOLS__5__MAX", "1", "has 1 entries"),
+        ("CRONOQ_POOLS__A__MAX", "1", "by its number"),
+        ("CRONOQ_POOLS", "[", "neither"),
+        ("CRONOQ_STORE__KIND__X", "1", "has no parts"),
+    ],
+)
+def test_wrong_variable_is_named(variable: str, value: str, word: str) -> None:
+    """The mistake says which variable it is in."""
+    text = "[store]\nkind = 'memory'\n[[pools]]\nname = 'a'"
+    with pytest.raises(config.ConfigError, match=variable) as caught:
+        config.parse(text, environment={variable: value})
+    assert word in str(caught.value)
+
+
+def test_shown_configuration_makes_the_same_again() -> None:
+    """What `config` prints is a whole file; only secrets are missing, and are said to be."""
+    text = """
+        [server]
+        metrics_addr = "[::1]:9"
+        [[pools]]
+        name = "a"
+        tenant_weights = { x = 2, "y-z" = 0.5 }
+        [[pools]]
+        name = "b"
+        max = 3
+        [[auth.tokens]]
+        token = "0123456789abcdef"
+        role = "worker"
+        pools = ["b", "a"]
+        labels = { gpu = ["t4", "a100"], "zone" = "x\\"y" }
+        [[resources]]
+        name = "r"
+        kind = "token_bucket"
+        rate = 2.5
+        burst = 3
+        """
+    parsed = config.parse(text)
+    shown = config.to_toml(parsed)
+    assert "0123456789abcdef" not in shown
+    again = shown.replace("# token: set, not shown", 'token = "0123456789abcdef"')
+    assert config.parse(again) == parsed
+
+
+def test_effective_configuration_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File, environment and command line together, the later over the earlier."""
+    path = tmp_path / "cronoq.toml"
+    path.write_text("[limits]\nmax_list = 5\nmax_tags = 6\n")
+    monkeypatch.setenv("CRONOQ_LIMITS__MAX_LIST", "8")
+    monkeypatch.setenv("CRONOQ_SERVER__HTTP_ADDR", "127.0.0.1:8")
+    assert cli.main(["config", "--config", str(path), "--http-addr", "127.0.0.1:9"]) == cli.OK
+    shown = capsys.readouterr().out.splitlines()
+    assert {"max_list = 8", "max_tags = 6", 'http_addr = "127.0.0.1:9"'} <= set(shown)
+
+
+def test_credentials_make_listening_beyond_loopback_right(tmp_path: Path) -> None:
+    """Where everybody is asked who they are, nothing else needs to be said."""
+    path = tmp_path / "cronoq.toml"
+    path.write_text("[[auth.tokens]]\ntoken = '0123456789abcdef'\nrole = 'admin'\n")
+    assert cli.main(["--check", "--grpc-addr", "0.0.0.0:7070", "--config", str(path)]) == cli.OK
+
+
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """`--version` answers without anything else being set up."""
     with pytest.raises(SystemExit) as caught:

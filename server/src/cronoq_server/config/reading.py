@@ -97,10 +97,16 @@ def _placed(
     """A problem with the file and line, or the variable, that it comes from."""
     if problem.place:
         return problem
-    for path, variable in variables.items():
-        if problem.path == path or problem.path.startswith((f"{path}.", f"{path}[")):
-            return problem._replace(place=f"environment variable {variable}")
+    own = [
+        variable
+        for path, variable in variables.items()
+        if problem.path == path or problem.path.startswith((f"{path}.", f"{path}["))
+    ]
     line = line_for(lines, problem.path)
+    # A table that only the environment has may be wrong as a whole.
+    within = [one for path, one in variables.items() if path.startswith(f"{problem.path}.")]
+    if own or (within and not line):
+        return problem._replace(place=f"environment variable {(own or within)[0]}")
     return problem._replace(place=f"{source}:{line}") if line else problem
 
 
