@@ -1,9 +1,10 @@
 """What a store does alone: lives (submit and dispatch, then end) per second, recovery, and churn.
 
 Every batch submits so many tasks, dispatched at once, and ends those of the batch before, with
-their outputs. Only commits are timed. `--pending` measures how fast a new leader has everything
-that lives, beside so many that have ended; `--churn` runs on with pruning, and shows whether
-throughput and size stay flat. `--layouts` compares ways to lay out PostgreSQL tables.
+their outputs. Only commits are timed. `--churn` goes on for so many lives with a retention of a few
+minutes, and shows whether throughput and size stay flat: the clock that instants are taken from is
+moved along, so many seconds for so many lives, and pruning keeps up with it. `--layouts` compares
+ways to lay out PostgreSQL tables. How long a new leader takes is measured by `recovery`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import asyncpg
 
 from cronoq_server.engine.ids import pack
-from cronoq_server.engine.model import Status, TaskSpec
+from cronoq_server.engine.model import SECOND, Status, TaskSpec
 from cronoq_server.engine.mutations import (
     Mutation,
     OutputStored,
@@ -34,15 +35,20 @@ from cronoq_server.stores import StoreSettings, open_store
 from cronoq_server.stores.base import Batch, Leadership, Store, TimeBase
 from cronoq_server.stores.pg_session import PostgresSettings
 from cronoq_server.stores.sqlite_file import SqliteSettings
-from tests.bench.environment import describe, print_result
+from tests.bench.environment import describe, print_result, save
 from tests.bench.layouts import LAYOUTS, measure
+from tests.bench.processes import TICKS_PER_S
 from tests.stores.pg import running_cluster
 
 PAYLOAD = os.urandom(200)
 OUTPUT = b"done" * 5
 BATCH = 500
 PRUNE_LIMIT = 1000
-REPORTS = 10
+REPORTS = 20
+VIRTUAL_RATE = 2000
+"""Lives per second of the clock that is moved along in churn."""
+
+MINUTE = 60 * SECOND
 
 
 class Bench:
@@ -50,19 +56,33 @@ class Bench:
 
     Attributes:
         commit_s: Seconds spent in commits.
+        slowest_s: Seconds that the slowest of them took.
     """
 
-    def __init__(self, store: Store, leadership: Leadership, place: str) -> None:
+    def __init__(
+        self, store: Store, leadership: Leadership, place: str, server: int | None = None
+    ) -> None:
+        """Takes a store that leads.
+
+        Args:
+            store: What is measured.
+            leadership: Its term.
+            place: Its file or address.
+            server: Process of the database server, if there is one.
+        """
+        self._server = server
         self.store = store
         self.place = place
-        self.commit_s = 0.0
+        self.commit_s = self.slowest_s = 0.0
         self._leadership = leadership
         self._position = leadership.position
         self._next = max(leadership.high_water + 1, pack(None, leadership.epoch, 1))
         self._running: list[int] = []
         self._clock = 0
 
-    async def write(self, tasks: int, *, end: bool = True, prune: int = 0) -> None:
+    async def write(
+        self, tasks: int, *, end: bool = True, prune: TasksPruned | None = None
+    ) -> None:
         """Commits one batch: new tasks, the ends of those before, some pruning."""
         now = self._clock = max(time.time_ns(), self._clock + 1)
         ids = range(self._next, self._next + tasks)
@@ -78,14 +98,16 @@ class Bench:
             mutations.append(
                 StatusChanged(task_id, Status.SUCCEEDED, 1, 3, now, now, has_output=True)
             )
-        if prune:
-            mutations.append(TasksPruned(now, prune))
+        if prune is not None:
+            mutations.append(prune)
         self._running = list(ids) if end else []
         batch = Batch(self._position + 1)
         batch.add(mutations)
         began = time.perf_counter()
         await self.store.commit(self._leadership, batch)
-        self.commit_s += time.perf_counter() - began
+        took = time.perf_counter() - began
+        self.commit_s += took
+        self.slowest_s = max(self.slowest_s, took)
         self._position += 1
 
     async def lives(self, count: int, size: int) -> dict[str, Any]:
@@ -100,38 +122,40 @@ class Bench:
             "processor_us_per_life": round(used / count * 1e6, 1),
         }
 
-    async def churn(self, count: int, retained: int) -> list[dict[str, Any]]:
-        """So many lives with a bound on those retained; a report for every tenth of them."""
+    async def churn(self, count: int, minutes: float, most_s: float) -> list[dict[str, Any]]:
+        """So many lives, or as many as fit; a report for every twentieth of them."""
         reports: list[dict[str, Any]] = []
-        part = count // REPORTS
-        ended = 0
+        began = time.monotonic()
         for _ in range(REPORTS):
-            self.commit_s = 0.0
-            for _ in range(part // BATCH):
-                await self.write(BATCH, prune=PRUNE_LIMIT if ended > retained else 0)
-                ended += BATCH if ended <= retained else BATCH - PRUNE_LIMIT
-            report = {"lives_per_s": round(part / self.commit_s)} | await self.size()
-            print(report, file=sys.stderr, flush=True)
-            reports.append(report)
+            batches = count // REPORTS // BATCH
+            self.commit_s = self.slowest_s = 0.0
+            server, own = self._server_s(), time.process_time()
+            for number in range(batches):
+                self._clock += BATCH * SECOND // VIRTUAL_RATE
+                before = self._clock - round(minutes * MINUTE)
+                # Every other batch prunes twice as much as a batch brings, and a little more.
+                await self.write(
+                    BATCH, prune=TasksPruned(before, PRUNE_LIMIT + 50) if number % 2 else None
+                )
+            lives = batches * BATCH
+            reports.append(
+                {
+                    "lives_per_s": round(lives / self.commit_s),
+                    "slowest_commit_ms": round(self.slowest_s * 1e3),
+                    "own_us_per_life": round((time.process_time() - own) / lives * 1e6, 1),
+                    "server_us_per_life": round((self._server_s() - server) / lives * 1e6, 1),
+                    "load": round(os.getloadavg()[0], 1),
+                }
+                | await self.size()
+            )
+            print(reports[-1], file=sys.stderr, flush=True)
+            if time.monotonic() - began > most_s:
+                break
         return reports
 
-    async def recover(self) -> dict[str, Any]:
-        """How long a new leader takes to have everything that lives."""
-        await self.store.release_leadership(self._leadership)
-        began, processor = time.perf_counter(), time.process_time()
-        leadership = await self.store.acquire_leadership("again", time.time_ns(), TimeBase())
-        assert leadership is not None
-        acquired = time.perf_counter()
-        live = 0
-        async for chunk in self.store.recover(leadership, time.time_ns()):
-            live += len(chunk.live)
-        self._leadership = leadership
-        return {
-            "live": live,
-            "acquire_s": round(acquired - began, 3),
-            "recover_s": round(time.perf_counter() - acquired, 2),
-            "processor_s": round(time.process_time() - processor, 2),
-        }
+    def _server_s(self) -> float:
+        """Processor time of the database server and all of its processes, in seconds."""
+        return 0.0 if self._server is None else family_s(self._server)
 
     async def size(self) -> dict[str, Any]:
         """How large everything is, and how many dead rows there are."""
@@ -143,6 +167,23 @@ class Bench:
         return {"mb": round(sum(f.stat().st_size for f in files if f.exists()) / 1e6, 1)}
 
 
+def family_s(pid: int) -> float:
+    """Processor time of a process and its children, those included that have ended, in seconds."""
+    ticks = 0
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has just ended
+        if int(entry.name) == pid:
+            ticks += sum(map(int, fields[11:15]))
+        elif int(fields[1]) == pid:
+            ticks += sum(map(int, fields[11:13]))
+    return ticks / TICKS_PER_S
+
+
 async def _postgres_size(url: str) -> dict[str, Any]:
     db = await asyncpg.connect(url)
     row = await db.fetchrow(
@@ -152,7 +193,7 @@ async def _postgres_size(url: str) -> dict[str, Any]:
     )
     await db.close()
     return {
-        "mb": round(row["bytes"] / 1e6, 1),
+        "mb": round((row["bytes"] or 0) / 1e6, 1),
         "index_mb": round(row["index_bytes"] / 1e6, 1),
         "dead_rows": row["dead"],
         "tables": row["tables"],
@@ -160,12 +201,14 @@ async def _postgres_size(url: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _leading(settings: StoreSettings, place: str) -> AsyncIterator[Bench]:
+async def _leading(
+    settings: StoreSettings, place: str, server: int | None = None
+) -> AsyncIterator[Bench]:
     store = open_store(settings)
     try:
         leadership = await store.acquire_leadership("bench", time.time_ns(), TimeBase())
         assert leadership is not None
-        yield Bench(store, leadership, place)
+        yield Bench(store, leadership, place, server)
     finally:
         await store.close()
 
@@ -186,7 +229,8 @@ async def opened(kind: str, segment_rows: int) -> AsyncIterator[Bench]:
         with running_cluster(fsync=True) as cluster:
             own = PostgresSettings(cluster.url, segment_rows=segment_rows)
             settings = StoreSettings(kind, postgres=own)
-            async with _leading(settings, cluster.url) as bench:
+            assert cluster.process is not None
+            async with _leading(settings, cluster.url, cluster.process.pid) as bench:
                 yield bench
 
 
@@ -205,12 +249,10 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     async with opened(options.store, options.segment_rows) as bench:
         result["lives"] = [await bench.lives(options.lives, size) for size in sizes]
         result |= await bench.size()
-        if options.pending:
-            for _ in range(options.pending // BATCH):
-                await bench.write(BATCH, end=False)
-            result["recovery"] = await bench.recover()
         if options.churn:
-            result["churn"] = await bench.churn(options.churn, options.retained)
+            reports = await bench.churn(options.churn, options.minutes, options.most_s)
+            result |= {"minutes": options.minutes, "virtual_rate": VIRTUAL_RATE, "churn": reports}
+            result["churned"] = len(reports) * (options.churn // REPORTS // BATCH * BATCH)
     return result
 
 
@@ -220,9 +262,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--store", choices=("memory", "sqlite", "postgres"), default="sqlite")
     parser.add_argument("--batches", default="100,500,2000", help="sizes of batches")
     parser.add_argument("--lives", type=int, default=100_000, help="lives per size")
-    parser.add_argument("--pending", type=int, default=0, help="tasks to recover")
     parser.add_argument("--churn", type=int, default=0, help="lives with pruning")
-    parser.add_argument("--retained", type=int, default=200_000, help="ended tasks kept in churn")
+    parser.add_argument("--minutes", type=float, default=5, help="retention in churn")
+    parser.add_argument("--most-s", type=float, default=1500, help="seconds that churn may take")
     parser.add_argument(
         "--segment-rows", type=int, default=500_000, help="tasks in a segment (PostgreSQL)"
     )
@@ -230,10 +272,13 @@ def main(arguments: Sequence[str]) -> int:
         "--layouts", action="store_true", help="compare layouts of PostgreSQL tables instead"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--save", action="store_true", help="keep the result for the documentation")
     options = parser.parse_args(arguments)
     result = asyncio.run(run(options))
+    if options.save:
+        save(result, f"churn-{options.store}")
     measured = result["layouts"] if options.layouts else result["lives"]
     rows: list[tuple[str, ...]] = [tuple(measured[0])]
     rows += [tuple(str(value) for value in row.values()) for row in measured]
-    print_result(result, rows, as_json=options.json or bool(options.pending or options.churn))
+    print_result(result, rows, as_json=options.json or bool(options.churn))
     return 0
