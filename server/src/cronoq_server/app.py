@@ -7,6 +7,7 @@ that leads whenever it can. The listener serves while it does, and stands by in 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -27,6 +28,7 @@ from cronoq_server.api.metrics import Metrics
 from cronoq_server.api.specs import SpecReader
 from cronoq_server.api.testing_api import ClockService
 from cronoq_server.api.tls import Certificates
+from cronoq_server.api.tracing import Tracing
 from cronoq_server.assembly import (
     engine_settings,
     replica_settings,
@@ -47,6 +49,7 @@ from cronoq_server.runtime import (
     tame_gc,
 )
 from cronoq_server.runtime.manual_clock import ManualClock
+from cronoq_server.runtime.refusals import Refused
 from cronoq_server.stores import open_store
 from cronoq_server.stores.base import Leadership, Store
 from cronoq_server.telemetry import configure
@@ -105,6 +108,9 @@ class Server:
         self.metrics = Metrics(__version__, self.leader, lambda: self._replica.ready)
         self._reader = SpecReader(config.limits, [pool.name for pool in config.pools])
         self._service, admin, self.peers = services(config, self.leader, self._reader)
+        self._tracing: Tracing | None = None
+        if config.server.otlp_endpoint is not None:
+            self.follow(Tracing.to_collector(config.server.otlp_endpoint, __version__))
         self.authenticator = Authenticator(config.auth)
         handlers = all_handlers(self._service, admin, self._reader, self.authenticator)
         names: tuple[str, ...] = SERVICES
@@ -125,6 +131,15 @@ class Server:
     def http_address(self) -> Address:
         """Where it tells its health; with the real port once it runs."""
         return self._health.address
+
+    def follow(self, tracing: Tracing) -> None:
+        """Has what happens to traced tasks recorded from now on; said before or while serving."""
+        self._tracing = self._service.tracing = tracing
+        with contextlib.suppress(Refused):  # nobody leads yet
+            self._follow_dispatches(self.leader(), tracing)
+
+    def _follow_dispatches(self, driver: Driver, tracing: Tracing) -> None:
+        driver.on_dispatched(lambda sent: tracing.dispatched(sent, driver.clock.now().wall))
 
     def stop(self) -> None:
         """Asks for a shutdown in order; `run` returns when it is done."""
@@ -188,6 +203,8 @@ class Server:
             await self._listener.close(CLOSE_GRACE_S)
             await self._health.close()
             await self._store.close()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
             log.info("stopped", extra={"action": "server_stopped"})
 
     @asynccontextmanager
@@ -195,6 +212,8 @@ class Server:
         """See `Stage.leading`."""
         tame_gc()
         async with AsyncExitStack() as stack:
+            if self._tracing is not None:
+                self._follow_dispatches(driver, self._tracing)
             hooks = webhooks(localized(self._config))
             if hooks:  # an HTTP client takes long to make, and callers wait
                 scalers = await stack.enter_async_context(Scalers(hooks, self._clock))

@@ -13,6 +13,7 @@ from cronoq_server.api import tenancy
 from cronoq_server.api.auth import Principal
 from cronoq_server.api.gate import Gate
 from cronoq_server.api.rates import SubmitRates
+from cronoq_server.api.tracing import Tracing
 from cronoq_server.config import LimitsConfig
 from cronoq_server.engine import ErrorReason, Event, Get, Instant, Refusal, TaskRef, TaskView
 from cronoq_server.runtime.driver import Driver
@@ -34,6 +35,7 @@ class Asking:
         limits: Bounds on what callers may ask for.
         gate: Counts callers.
         rates: Counts what each caller submits.
+        tracing: Records what happens to tasks that come within a trace; None = nobody wants it.
     """
 
     def __init__(self, limits: LimitsConfig, gate: Gate, leader: Callable[[], Driver]) -> None:
@@ -47,6 +49,7 @@ class Asking:
         self.limits = limits
         self.gate = gate
         self.rates = SubmitRates(limits.submits_per_second_per_token)
+        self.tracing: Tracing | None = None
         self._leader = leader
 
     def replace_limits(self, limits: LimitsConfig) -> None:

@@ -97,16 +97,19 @@ class Submitting(Asking):
     ) -> Admitted:
         driver = self._leader()
         parks = mode is not SubmitMode.MANY
-        now = driver.clock.now().mono
-        self.rates.take(who.name, len(specs), now)
-        until = now + _parking_time(remaining_s)
+        now = driver.clock.now()
+        self.rates.take(who.name, len(specs), now.mono)
+        until = now.mono + _parking_time(remaining_s)
         with self.gate.request(may_park=parks):
-            return await self._ask(
+            admitted = await self._ask(
                 driver,
                 Admitted,
                 lambda call: Submit(call, specs, mode, until, who.pools),
                 bounded=not parks,
             )
+        if self.tracing is not None:
+            self.tracing.admitted(driver, specs, admitted, now)
+        return admitted
 
     async def _foreign(self, who: Principal, specs: Sequence[TaskSpec]) -> dict[int, Refusal]:
         if who.tenant is None:

@@ -99,7 +99,8 @@ def dispatch(draft: Draft) -> None:
         spec = task.spec
         pool = pools[spec.pool]
         pool.dispatched += 1
-        pool.quality.count_wait(mono - task.since)
+        waited = mono - task.since
+        pool.quality.count_wait(waited)
         offer = Lease(
             lease,
             task.id,
@@ -109,6 +110,7 @@ def dispatch(draft: Draft) -> None:
             task.deadline_at,
             task.progress,
             state.parents[task.id] if spec.dependencies else (),
+            waited,
         )
         offers = dispatches.get(number)
         if offers is None:

@@ -345,7 +345,10 @@ class Results(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
-    """One attempt handed to a worker; `spec` carries payload, kind, key, tags and so on."""
+    """One attempt handed to a worker; `spec` carries payload, kind, key, tags and so on.
+
+    `waited` says for how long the task had been ready, nanoseconds.
+    """
 
     lease: int
     task_id: int
@@ -355,6 +358,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     deadline_at: Instant | None = None
     progress: Progress | None = None
     parents: tuple[int, ...] = ()
+    waited: int = 0
 
 
 class Dispatch(msgspec.Struct, frozen=True, gc=False):

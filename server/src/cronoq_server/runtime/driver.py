@@ -23,7 +23,7 @@ from enum import StrEnum
 
 import msgspec
 
-from cronoq_server.engine.effects import Effect, SnapshotView
+from cronoq_server.engine.effects import Dispatch, Effect, SnapshotView
 from cronoq_server.engine.engine import Engine, Step
 from cronoq_server.engine.events import (
     ClockSet,
@@ -184,6 +184,10 @@ class Driver:
     def on_scaled(self, tell: Callable[[str, int], object]) -> None:
         """Has `tell` called with a pool and its number, whenever that changes."""
         self._outbox.on_scaled = tell
+
+    def on_dispatched(self, tell: Callable[[Dispatch], object]) -> None:
+        """Has `tell` called with every dispatch as it goes out; to be said once."""
+        self._outbox.on_dispatched(tell)
 
     async def recover(self) -> int:
         """Loads what the store holds and makes durable what that changes; comes before `run`.

@@ -64,6 +64,16 @@ class Outbox:
         if self.on_scaled is not None:
             self.on_scaled(effect.pool, effect.desired)
 
+    def on_dispatched(self, tell: Callable[[Dispatch], object]) -> None:
+        """Has `tell` called with every dispatch as it goes out."""
+        deliver = self._handlers[Dispatch]
+
+        def both(effect: Dispatch) -> None:
+            deliver(effect)
+            tell(effect)
+
+        self._handlers[Dispatch] = both
+
     def handles(self, kind: type) -> bool:
         """Whether effects of this type can be performed."""
         return kind in self._handlers
