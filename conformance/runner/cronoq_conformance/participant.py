@@ -109,7 +109,7 @@ class Participant:
         self._number += 1
         answer: asyncio.Future[Fact] = asyncio.get_running_loop().create_future()
         self._answers[self._number] = answer
-        line = json.dumps({"id": self._number, "do": name, **fields}) + "\n"
+        line = json.dumps({"id": self._number, "do": name, **fields}, ensure_ascii=False) + "\n"
         if self._is_ended:
             raise ParticipantError("the participant has ended")
         self._process.stdin.write(line.encode())

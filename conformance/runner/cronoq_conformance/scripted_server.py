@@ -147,6 +147,11 @@ class Exchange:
         with contextlib.suppress(asyncio.InvalidStateError, grpc.RpcError):
             await self._context.write(fill(self._response(), data))
 
+    async def write_message(self, message: Message) -> None:
+        """Sends one message that is made already."""
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.RpcError):
+            await self._context.write(message)
+
     def end(self, how: Mapping[str, Any]) -> None:
         """Ends the call: in order without a code, else with it, a reason, metadata."""
         if not self._ending.done():

@@ -104,6 +104,24 @@ async def await_answer(stage: Stage, name: Any, fields: Fields) -> None:
     await answer_of(stage, stage.answers[name], {"as": name, **fields})
 
 
+async def await_case(stage: Stage, name: Any, _: Fields) -> None:
+    """Waits for an answer that the case of the scenario describes: `expect` or `fails`."""
+    wanted = {key: stage.saved[key] for key in ("expect", "fails") if key in stage.saved}
+    await answer_of(stage, stage.answers[name], stage.resolve(wanted))
+
+
+async def numbered_tasks(stage: Stage, name: Any, fields: Fields) -> None:
+    """Keeps a list of tasks with keys 1, 2 …."""
+    stage.saved[name] = [{"kind": "work", "key": str(n)} for n in range(1, fields["count"] + 1)]
+
+
+async def numbered_outcomes(stage: Stage, name: Any, _: Fields) -> None:
+    """Fails unless the outcomes of numbered tasks are in their order."""
+    ids = [int(outcome["task_id"]) for outcome in stage.saved[name]["outcomes"]]
+    if ids != list(range(1, len(ids) + 1)):
+        raise Failure(f"outcomes are not in the order of the tasks: {shown(ids)}")
+
+
 async def unanswered(stage: Stage, name: Any, _: Fields) -> None:
     """Fails if an earlier command has its answer already."""
     if stage.answers[name].done():
@@ -200,6 +218,9 @@ STEPS: dict[str, Step] = {
     "ask": ask,
     "send": send,
     "await": await_answer,
+    "await_case": await_case,
+    "numbered_tasks": numbered_tasks,
+    "numbered_outcomes": numbered_outcomes,
     "unanswered": unanswered,
     "fact": fact,
     "facts": facts,

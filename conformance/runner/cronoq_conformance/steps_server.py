@@ -7,9 +7,11 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+from cronoq_server._proto import tasks_pb2
+
 from .cluster import ServerProcess
 from .judge import in_order, mismatch, shown, spread_of_delays, tries_in_windows
-from .scripted_server import Exchange, accepted, make_lease
+from .scripted_server import Exchange, accepted, make_lease, make_status
 from .stage import Failure, Stage, Step
 from .steps_participant import check
 
@@ -251,18 +253,24 @@ async def answer(stage: Stage, name: Any, fields: Fields) -> None:
 async def submits(stage: Stage, peer: Any, fields: Fields) -> None:
     """Answers requests for submission until so many tasks have come; judges how they came."""
     method = fields.get("method", "SubmitMany")
-    kinds: list[str] = []
-    requests = 0
-    most_open = 0
-    while len(kinds) < fields["count"]:
+    keys: list[str] = []
+    requests = most_open = most = 0
+    while len(keys) < fields["count"]:
         exchange = await stage.peers[peer].next_call(method)
         most_open = max(most_open, 1 + stage.peers[peer].waiting(method))
         request = await exchange.next()
         requests += 1
         tasks = request["tasks"] if "tasks" in request else [request["task"]]
-        first = len(kinds) + 1
-        kinds += [task.get("key", "") for task in tasks]
+        most = max(most, len(tasks))
+        first = len(keys) + 1
+        keys += [task.get("key", "") for task in tasks]
         numbered = [{"id": first + place} for place in range(len(tasks))]
+        if fields.get("in_order"):
+            numbered = [{"id": task["key"]} for task in tasks]
+            if [int(each["id"]) for each in numbered] != list(
+                range(int(numbered[0]["id"]), int(numbered[0]["id"]) + len(tasks))
+            ):
+                raise Failure(f"a request has the tasks {shown(keys[first - 1 :])}")
         if "tasks" not in request:
             await exchange.write(numbered[0])
         elif method == "SubmitMany":
@@ -271,8 +279,38 @@ async def submits(stage: Stage, peer: Any, fields: Fields) -> None:
             await exchange.write({"tasks": numbered})
         exchange.end({})
     check(fields.get("requests", {}), requests)
-    check(fields.get("keys", {}), kinds)
+    check(fields.get("most", {}), most)
     check(fields.get("in_flight", {}), most_open)
+
+
+async def submit_many_outcomes(stage: Stage, peer: Any, fields: Fields) -> None:
+    """Answers one SubmitMany: an id, or a code with its reason, for each task."""
+    exchange = await stage.peers[peer].next_call("SubmitMany")
+    await exchange.next()
+    outcomes = tasks_pb2.SubmitManyResponse()
+    for said in fields["outcomes"]:
+        outcome = outcomes.outcomes.add()
+        if "id" in said:
+            outcome.response.id = said["id"]
+        else:
+            outcome.error.CopyFrom(make_status(said["code"], "refused", said["reason"], {}))
+    await exchange.write_message(outcomes)
+    exchange.end({})
+
+
+async def wait_error(stage: Stage, name: Any, fields: Fields) -> None:
+    """Tells a WaitMany stream that one of its tasks cannot be waited for."""
+    message = tasks_pb2.TaskResults()
+    error = message.errors.add()
+    error.task.id = fields["task"]
+    error.status.CopyFrom(make_status(fields["code"], "refused", fields["reason"], {}))
+    await exchange_of(stage, name).write_message(message)
+
+
+async def result_of(stage: Stage, name: Any, fields: Fields) -> None:
+    """Tells a WaitMany stream how task 1 ended."""
+    result = {"id": 1, "output_available": True, **fields["result"]}
+    await exchange_of(stage, name).write({"results": [result]})
 
 
 async def calls(stage: Stage, peer: Any, fields: Fields) -> None:
@@ -361,6 +399,9 @@ STEPS: dict[str, Step] = {
     "call": call,
     "answer": answer,
     "submits": submits,
+    "submit_many_outcomes": submit_many_outcomes,
+    "wait_error": wait_error,
+    "result_of": result_of,
     "calls": calls,
     "stop_peer": stop_peer,
     "start_peer": start_peer,
