@@ -11,7 +11,7 @@ from typing import NamedTuple
 ENGINE = "tests/engine/"
 SDK = "sdk-python/tests/"
 STORES = "tests/stores/"
-SUITE = "server/src/cronoq_server/testing/store_suite.py"
+SUITE = "server/src/cronoq_server/testing/store_suite/leadership.py"
 
 
 class FaultKind(NamedTuple):
@@ -120,8 +120,11 @@ FAULT_KINDS = (
     FaultKind(
         "R13",
         "keepalive without margin: the server ends the connection for too many pings",
-        "an interval that could do so is refused",
-        (f"{SDK}test_reconnect.py::test_keepalive_below_ten_seconds_is_refused",),
+        "an interval that could do so is refused; who pings without margin loses that connection",
+        (
+            f"{SDK}test_reconnect.py::test_keepalive_below_ten_seconds_is_refused",
+            "tests/api/test_connections.py::test_connection_that_only_pings_is_told_to_stop",
+        ),
     ),
     FaultKind(
         "R15",
@@ -251,7 +254,10 @@ FAULT_KINDS = (
         "R34",
         "connections that never say anything pile up",
         "they are closed",
-        ("tests/api/test_listener.py::test_connections_that_say_nothing_are_closed",),
+        (
+            "tests/api/test_listener.py::test_connections_that_say_nothing_are_closed",
+            "tests/api/test_connections.py::test_connection_without_calls_is_closed",
+        ),
     ),
     FaultKind(
         "R35",
