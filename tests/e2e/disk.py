@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,21 +46,21 @@ class SmallDisk:
 
 
 @contextmanager
-def small_disk(path: Path, mib: int) -> Iterator[SmallDisk]:
-    """A disk of so many MiB, mounted while the block lasts.
+def small_disk(mib: int) -> Iterator[SmallDisk]:
+    """A disk of so many MiB that every user can reach, mounted while the block lasts.
 
     Raises:
         NoSmallDisk: This process may not mount one.
     """
-    path.mkdir()
-    options = f"size={mib}m,mode=0755"
-    command = ("mount", "-t", "tmpfs", "-o", options, "cronoq-test", str(path))
     if os.geteuid() != 0:
         raise NoSmallDisk("a small disk can only be mounted by root")
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode:
-        raise NoSmallDisk(f"no small disk can be mounted: {made.stderr.strip()}")
-    try:
-        yield SmallDisk(path)
-    finally:
-        subprocess.run(("umount", "--lazy", str(path)), check=True)
+    with tempfile.TemporaryDirectory(prefix="cronoq-disk-") as path:
+        options = f"size={mib}m,mode=0755"
+        command = ("mount", "-t", "tmpfs", "-o", options, "cronoq-test", path)
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode:
+            raise NoSmallDisk(f"no small disk can be mounted: {made.stderr.strip()}")
+        try:
+            yield SmallDisk(Path(path))
+        finally:
+            subprocess.run(("umount", "--lazy", path), check=True)

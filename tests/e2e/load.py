@@ -43,7 +43,7 @@ class Load:
         *,
         submitters: int = 16,
         workers: int = 1,
-        pause: float = 0.0,
+        pause: float = 0.03,
     ) -> None:
         """Nothing is sent yet.
 

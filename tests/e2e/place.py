@@ -41,7 +41,7 @@ class Waits(msgspec.Struct, frozen=True):
     lease_renew: float = 2.0
     short: float = 3.0
     long: float = 40.0
-    hold: float = 20.0
+    hold: float = 10.0
 
 
 SHORT = Waits(
@@ -94,7 +94,7 @@ class SqlitePlace:
 def sqlite_place(directory: Path, waits: Waits, small: int = 0) -> Iterator[SqlitePlace]:
     """A place on a disk, or on one of so many MiB."""
     with ExitStack() as stack:
-        disk = stack.enter_context(small_disk(directory / "disk", small)) if small else None
+        disk = stack.enter_context(small_disk(small)) if small else None
         yield SqlitePlace(directory, waits, disk)
 
 
@@ -198,11 +198,11 @@ def children(pid: int) -> list[int]:
 
 @asynccontextmanager
 async def postgres_place(
-    cluster: Cluster, directory: Path, schema: str, waits: Waits, *, small: int = 0, lossy: bool
+    cluster: Cluster, schema: str, waits: Waits, *, small: int = 0, lossy: bool
 ) -> AsyncIterator[PostgresPlace]:
     """A schema, on a disk of so many MiB or with a lossy relay before it if asked for."""
     with ExitStack() as stack:
-        disk = stack.enter_context(small_disk(directory / "disk", small)) if small else None
+        disk = stack.enter_context(small_disk(small)) if small else None
         relay = LossyRelay(cluster.port) if lossy else None
         place = PostgresPlace(cluster, schema, waits, disk, relay)
         if disk is not None:
@@ -226,8 +226,7 @@ async def _move_tables(place: PostgresPlace, disk: SmallDisk) -> None:
     tables = disk.path / "tables"
     tables.mkdir()
     if place.cluster.user is not None:
-        for path in (tables, disk.path, disk.path.parent):
-            shutil.chown(path, place.cluster.user)
+        shutil.chown(tables, place.cluster.user)
     await place.execute(f"CREATE TABLESPACE small LOCATION '{tables}'")
     await place.execute("ALTER SYSTEM SET default_tablespace = 'small'")
     await place.execute("SELECT pg_reload_conf()")

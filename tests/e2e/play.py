@@ -39,7 +39,7 @@ class Plot(msgspec.Struct, frozen=True):
     times: int
     between: int = 200
     waits: Waits = Waits()
-    pause: float = 0.0
+    pause: float = 0.03
     patience: float = 120.0
     workers: int = 1
 
@@ -109,7 +109,6 @@ async def play(
             place = await stack.enter_async_context(
                 postgres_place(
                     cluster,
-                    directory,
                     schema,
                     plot.waits,
                     small=fault.small_disk,
@@ -122,11 +121,16 @@ async def play(
         load = Load(balancer.address, directory, pause=plot.pause, workers=plot.workers)
         await stack.enter_async_context(load)
         scene = Scene(place, group, load, plot.waits)
-        silences = [await _strike(fault, scene, plot, chance) for _ in range(plot.times)]
-        async with asyncio.timeout(plot.patience):
-            occurrences = await load.judge()
-        terms = judge(await place.audit.rows())
-        assert all(server.is_up for server in group.servers), "a server has ended by itself"
+        try:
+            silences = [await _strike(fault, scene, plot, chance) for _ in range(plot.times)]
+            async with asyncio.timeout(plot.patience):
+                occurrences = await load.judge()
+            terms = judge(await place.audit.rows())
+            assert all(server.is_up for server in group.servers), "a server has ended by itself"
+        except (AssertionError, TimeoutError) as error:
+            for server in group.servers:
+                error.add_note(server.last_words())
+            raise
         return Report(
             fault.name, store, plot.times, len(load.acknowledged), occurrences, terms, silences
         )

@@ -38,6 +38,10 @@ NO_LEADER = frozenset({"leadership_lost", "store_rejected", "server_stopping", "
 """What a process says when it leads no more; the empty word is its end."""
 
 
+LAST_WORDS = 30
+"""Lines."""
+
+
 def free_port() -> int:
     """A port on which nobody listens."""
     with socket.socket() as probe:
@@ -119,6 +123,10 @@ class ReplicaProcess:
         """Returns when something holds of it; looks again whenever it says something."""
         async with self._more:
             await self._more.wait_for(lambda: holds(self))
+
+    def last_words(self) -> str:
+        """The end of all that it has logged."""
+        return f"port {self.port}:\n{''.join(self._lines[-LAST_WORDS:])}"
 
     @property
     def is_up(self) -> bool:

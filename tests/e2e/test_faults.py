@@ -16,7 +16,7 @@ from tests.e2e.place import SHORT
 from tests.e2e.play import Plot, play
 from tests.stores.pg import Cluster, running_cluster
 
-PLOT = Plot(2, waits=SHORT, between=100)
+PLOT = Plot(1, waits=SHORT, between=100)
 
 CASES = [
     pytest.param(store, fault, id=f"{fault.name}-{store}")

@@ -181,3 +181,32 @@ async def test_version_is_told() -> None:
     code, output, _ = await outcome(await start("--version"))
     assert code == 0
     assert output.startswith("cronoq-server ")
+
+
+async def test_hangup_reads_the_configuration_again(tmp_path: Path) -> None:
+    """SIGHUP takes what is right and live, and says what it could not take; calls go on."""
+    path = tmp_path / "cronoq.toml"
+    path.write_text("")
+    async with (
+        serving("--config", str(path)) as (process, address),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        tasks: Any = tasks_pb2_grpc.TasksStub(channel)
+        assert process.stderr is not None
+        token = "[[auth.tokens]]\ntoken = 'a-token-of-a-client'\nrole = 'client'\n"
+        for text, action, word in (
+            ("[limits]\nmax_lst = 1\n", "reload_refused", "max_list"),
+            (f"{token}[store]\nprune_batch = 7\n", "settings_reloaded", "auth.tokens"),
+            ("", "reload_refused", "store.prune_batch"),
+        ):
+            if text:
+                path.write_text(text)
+                process.send_signal(signal.SIGHUP)
+            while (line := json.loads(await process.stderr.readline()))["action"] != action:
+                pass
+            assert word in line["message"]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await tasks.Submit(tasks_pb2.SubmitRequest())
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        metadata = (("authorization", "Bearer a-token-of-a-client"),)
+        assert (await tasks.Submit(tasks_pb2.SubmitRequest(), metadata=metadata)).id
