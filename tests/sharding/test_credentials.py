@@ -78,7 +78,9 @@ async def test_what_a_caller_may_not_see_is_not_there_wherever_it_is(guarded: Cl
     for task_id in (hidden, hidden + 1, (7 << 56) + 1):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await edge.tasks.Get(get(by_id(task_id)), metadata=blind)
-        answers.append((caught.value.code(), caught.value.details().replace(str(task_id), "ID")))
+        answers.append(
+            (caught.value.code(), (caught.value.details() or "").replace(str(task_id), "ID"))
+        )
         assert "gpu" not in str(caught.value)
     assert len(set(answers)) == 1
     for key in ("secret", "nobody"):

@@ -89,7 +89,12 @@ def topology(config: Config) -> Topology:
     if shard is None:
         pools = [pool.name for pool in config.pools]
         return Topology.single(pools, [resource.name for resource in config.resources])
-    shards = [
+    return Topology(shards_of(config), shard.name)
+
+
+def shards_of(config: Config) -> list[Shard]:
+    """All shards, with the pools and resources that each owns."""
+    return [
         Shard(
             one.name,
             one.number,
@@ -100,7 +105,6 @@ def topology(config: Config) -> Topology:
         )
         for one in config.shards
     ]
-    return Topology(shards, shard.name)
 
 
 def peer_settings(config: Config) -> PeerSettings:

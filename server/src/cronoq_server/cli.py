@@ -2,6 +2,7 @@
 
     cronoq-server [serve]     serves
     cronoq-server config      prints the configuration that holds in the end, without secrets
+    cronoq-server shards      prints which shard owns what, and whether a leader answers there
     cronoq-server dev-certs   makes certificates for trying TLS out
 
 Exit codes:
@@ -64,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.command == "config":
         print(to_toml(config), end="")
         return OK
+    if given.command == "shards":
+        return _shards(config)
     return _serve(config, lambda: configured(given), test_clock=given.test_clock)
 
 
@@ -73,7 +76,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="cronoq-server", description="A durable task queue server.", allow_abbrev=False
     )
     parser.add_argument(
-        "command", nargs="?", choices=["serve", "config", "dev-certs"], default="serve"
+        "command", nargs="?", choices=["serve", "config", "shards", "dev-certs"], default="serve"
     )
     parser.add_argument("folder", nargs="?", type=Path, help="dev-certs: where to write them")
     parser.add_argument(
@@ -196,6 +199,18 @@ def _serve(config: Config, reread: Callable[[], Config], *, test_clock: bool) ->
     except Unusable as error:
         print(f"cronoq-server: the store can't be used: {error}", file=sys.stderr)
         return FAILED
+
+
+def _shards(config: Config) -> int:
+    if not config.shards:
+        print("there are no [[shards]]: one server leads all pools")
+        return OK
+    import asyncio
+
+    from cronoq_server import shard_table
+
+    print(asyncio.run(shard_table.table(config)))
+    return OK
 
 
 def _dev_certs(folder: Path, names: Sequence[str]) -> int:
