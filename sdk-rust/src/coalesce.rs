@@ -1,0 +1,310 @@
+//! Decides how concurrent submits share requests.
+//!
+//! A submit goes out as soon as the scheduler comes to it, together with all that arrived by then.
+//! Two requests may be in flight; what arrives meanwhile forms the next ones, each bounded by count
+//! and by half a message. Every caller keeps its own deadline, cancellation and outcome.
+//!
+//! Rules a change must keep: a caller that gave up before its request went out is not submitted; a
+//! lost request is sent again only for tasks with a key, unless nothing was executed; a task for a
+//! full pool is sent again alone, as a call that parks.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use prost::Message as _;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::calls::{Caller, Delays, may_repeat, out_of_time, rpc};
+use crate::convert::{missing, write_spec};
+use crate::errors::{Error, ErrorReason, Result};
+use crate::options::MESSAGE_ROOM;
+use crate::proto;
+use crate::proto::submit_outcome::Outcome as Told;
+use crate::spec::TaskSpec;
+use crate::transport::status_error;
+
+pub(crate) const SUBMITS_IN_FLIGHT: usize = 2;
+/// Calls that park for a full pool occupy the server each; the rest wait here in order.
+const PARKED_MAX: usize = 64;
+/// Bytes around one task in its request.
+const TASK_ROOM: usize = 8;
+
+/// A task's id, and whether its key was known.
+pub(crate) type Admitted = (u64, bool);
+
+/// One caller's place in a request.
+struct Member {
+    reply: oneshot::Sender<Result<Admitted>>,
+    ends_at: Instant,
+    is_keyed: bool,
+}
+
+impl Member {
+    fn is_gone(&self) -> bool {
+        self.reply.is_closed()
+    }
+
+    fn settle(self, outcome: Result<Admitted>) {
+        // Who gave up meanwhile hears nothing.
+        let _ = self.reply.send(outcome);
+    }
+}
+
+/// A request that is being filled: tasks and whose they are, in order.
+#[derive(Default)]
+struct Batch {
+    entries: Vec<(Member, proto::TaskSpec)>,
+    size: usize,
+}
+
+/// One caller's wait for its task to be admitted.
+pub(crate) struct Waiting {
+    answer: oneshot::Receiver<Result<Admitted>>,
+    ends_at: Instant,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Batch>,
+    is_scheduled: bool,
+    in_flight: usize,
+    parked: VecDeque<(Member, proto::TaskSpec)>,
+    parked_count: usize,
+    /// The server has no `SubmitMany`.
+    is_old: bool,
+    trouble: Option<Error>,
+}
+
+/// Joins the submits of one client into requests.
+pub(crate) struct Coalescer {
+    caller: Arc<Caller>,
+    state: Mutex<State>,
+}
+
+impl Coalescer {
+    pub(crate) fn new(caller: Arc<Caller>) -> Self {
+        Self { caller, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a task into the next request.
+    pub(crate) fn enqueue(self: &Arc<Self>, spec: &TaskSpec, ends_at: Instant) -> Result<Waiting> {
+        if self.caller.is_closed() {
+            return Err(Error::closed());
+        }
+        let options = &self.caller.options;
+        let task = write_spec(spec, options.codec.as_ref())?;
+        let size = task.encoded_len() + TASK_ROOM;
+        let limit = options.max_message_bytes - MESSAGE_ROOM;
+        if size > limit {
+            let text = format!("task too large ({size} > {limit} bytes)");
+            return Err(Error::of(ErrorReason::TooLarge, text));
+        }
+        let (reply, answer) = oneshot::channel();
+        let member = Member { reply, ends_at, is_keyed: !spec.key.is_empty() };
+        let mut state = self.state();
+        let has_room = |batch: &Batch| {
+            batch.entries.len() < options.max_tasks_per_batch
+                && batch.size + size <= options.max_message_bytes / 2
+        };
+        // Requests leave from the front, so the last in the queue is the one being filled.
+        if !state.queue.back().is_some_and(has_room) {
+            state.queue.push_back(Batch::default());
+        }
+        if let Some(batch) = state.queue.back_mut() {
+            batch.entries.push((member, task));
+            batch.size += size;
+        }
+        self.schedule(&mut state);
+        Ok(Waiting { answer, ends_at })
+    }
+
+    /// Waits for a task's outcome, at most until its deadline.
+    pub(crate) async fn admitted(&self, waiting: &mut Waiting) -> Result<Admitted> {
+        match tokio::time::timeout_at(waiting.ends_at, &mut waiting.answer).await {
+            Ok(Ok(outcome)) => outcome,
+            // Its request was dropped: only the end of the client or of its runtime does that.
+            Ok(Err(_)) => Err(Error::closed()),
+            Err(_) => Err(out_of_time("submit", self.state().trouble.as_ref())),
+        }
+    }
+
+    /// True while enough requests wait to be sent.
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.state().queue.len() > SUBMITS_IN_FLIGHT
+    }
+
+    fn schedule(self: &Arc<Self>, state: &mut State) {
+        if !state.is_scheduled && state.in_flight < SUBMITS_IN_FLIGHT && !state.queue.is_empty() {
+            state.is_scheduled = true;
+            let this = Arc::clone(self);
+            self.caller.spawn(async move {
+                // Whoever is about to submit gets a chance to come along.
+                tokio::task::yield_now().await;
+                this.pump();
+            });
+        }
+    }
+
+    fn pump(self: &Arc<Self>) {
+        let mut state = self.state();
+        state.is_scheduled = false;
+        while state.in_flight < SUBMITS_IN_FLIGHT {
+            let Some(mut batch) = state.queue.pop_front() else { break };
+            batch.entries.retain(|(member, _)| !member.is_gone());
+            if !batch.entries.is_empty() {
+                state.in_flight += 1;
+                let flight = Flight(Arc::clone(self));
+                self.caller.spawn(async move { flight.0.send(batch).await });
+            }
+        }
+    }
+
+    /// Makes a request until none of its members is left.
+    async fn send(self: &Arc<Self>, mut batch: Batch) {
+        let mut delays = Delays::new(&self.caller.options);
+        loop {
+            if self.state().is_old {
+                batch.entries.into_iter().for_each(|(member, task)| self.park(member, task));
+                return;
+            }
+            let is_unsupported = self.try_send(&mut batch).await;
+            if batch.entries.is_empty() {
+                return;
+            }
+            if !is_unsupported {
+                tokio::time::sleep(delays.next()).await;
+            }
+        }
+    }
+
+    /// Sends once and leaves in the batch what has to be sent again. True if the server cannot.
+    async fn try_send(self: &Arc<Self>, batch: &mut Batch) -> bool {
+        batch.entries.retain(|(member, _)| !member.is_gone());
+        let Some(last) = batch.entries.iter().map(|(member, _)| member.ends_at).max() else {
+            return false;
+        };
+        let tasks = batch.entries.iter().map(|(_, task)| task.clone()).collect();
+        let request = proto::SubmitManyRequest { tasks };
+        let left = last.saturating_duration_since(Instant::now());
+        let answer = self.caller.try_once(rpc!(tasks, submit_many), request, left).await;
+        let entries = std::mem::take(&mut batch.entries);
+        let mut state = self.state();
+        match answer {
+            Ok(answer) => {
+                state.trouble = None;
+                drop(state);
+                batch.entries = self.take(entries, answer.outcomes);
+                false
+            }
+            Err(error) if error.is_unsupported() => {
+                state.is_old = true;
+                batch.entries = entries;
+                true
+            }
+            Err(error) => {
+                state.trouble = Some(error.clone());
+                drop(state);
+                for (member, task) in entries {
+                    if may_repeat(&error, member.is_keyed) {
+                        batch.entries.push((member, task));
+                    } else {
+                        member.settle(Err(error.clone()));
+                    }
+                }
+                false
+            }
+        }
+    }
+
+    /// Gives each member its outcome and returns those that have to be sent again.
+    fn take(
+        self: &Arc<Self>,
+        entries: Vec<(Member, proto::TaskSpec)>,
+        outcomes: Vec<proto::SubmitOutcome>,
+    ) -> Vec<(Member, proto::TaskSpec)> {
+        let mut again = Vec::new();
+        let mut outcomes = outcomes.into_iter();
+        for (index, (member, task)) in entries.into_iter().enumerate() {
+            match outcomes.next().and_then(|outcome| outcome.outcome) {
+                Some(Told::Response(admitted)) => {
+                    member.settle(Ok((admitted.id, admitted.duplicate)));
+                }
+                Some(Told::Error(status)) => {
+                    let error = status_error(&status, &format!("tasks[{index}]."));
+                    if error.reason() == Some(ErrorReason::QueueFull) {
+                        self.park(member, task);
+                    } else if may_repeat(&error, member.is_keyed) {
+                        again.push((member, task));
+                    } else {
+                        member.settle(Err(error));
+                    }
+                }
+                None => member.settle(Err(missing("an outcome"))),
+            }
+        }
+        again
+    }
+
+    /// Has a task sent alone, by a call that waits for room.
+    fn park(self: &Arc<Self>, member: Member, task: proto::TaskSpec) {
+        let mut state = self.state();
+        state.parked.push_back((member, task));
+        if state.parked_count < PARKED_MAX {
+            state.parked_count += 1;
+            let this = Arc::clone(self);
+            self.caller.spawn(async move { this.submit_parked().await });
+        }
+    }
+
+    /// Sends parked tasks one after the other until none is left.
+    async fn submit_parked(self: &Arc<Self>) {
+        while let Some((mut member, task)) = self.next_parked() {
+            let request = proto::SubmitRequest { task: Some(task), ..Default::default() };
+            let call = self.caller.call(
+                "submit",
+                rpc!(tasks, submit),
+                request,
+                member.is_keyed,
+                member.ends_at,
+            );
+            // A caller that gives up takes its parked call with it.
+            let answer = tokio::select! {
+                answer = call => answer,
+                () = member.reply.closed() => continue,
+            };
+            member.settle(answer.map(|admitted| (admitted.id, admitted.duplicate)));
+        }
+    }
+
+    fn next_parked(&self) -> Option<(Member, proto::TaskSpec)> {
+        let mut state = self.state();
+        loop {
+            match state.parked.pop_front() {
+                Some((member, _)) if member.is_gone() => {}
+                Some(entry) => return Some(entry),
+                None => {
+                    state.parked_count -= 1;
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+/// A request in flight; its end, however it comes, makes room for the next.
+struct Flight(Arc<Coalescer>);
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.in_flight -= 1;
+        if !self.0.caller.is_closed() && tokio::runtime::Handle::try_current().is_ok() {
+            self.0.schedule(&mut state);
+        }
+    }
+}
