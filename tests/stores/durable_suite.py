@@ -20,14 +20,13 @@ from cronoq_server.engine.mutations import (
     TaskDeleted,
     TasksPruned,
 )
-from cronoq_server.stores.base import Fenced, FinishedQuery, Rejected, Store, TimeBase, Unusable
+from cronoq_server.stores.base import FinishedQuery, Rejected, Store, Unusable
 from cronoq_server.stores.codec import UNREADABLE
 from cronoq_server.stores.memory import MemoryDisk, MemoryStore
 from cronoq_server.testing.builders import EPOCH_START, batch, changed, inserted, output, task
 from cronoq_server.testing.store_suite import (
     Place,
     all_pages,
-    finished,
     ids,
     lead,
     opened,
@@ -37,13 +36,10 @@ from cronoq_server.testing.store_suite import (
 
 __all__ = [
     "TestAgainstAModel",
-    "TestBothHalvesOfIds",
-    "TestHolders",
     "TestIdentity",
-    "TestMergedChanges",
     "TestNul",
     "TestQuarantine",
-    "TestRefusals",
+    "TestUnfitValues",
 ]
 
 EVERYTHING = FinishedQuery(filter=TaskFilter())
@@ -63,27 +59,8 @@ class SqlPlace(Place, Protocol):
         """Takes the row with this key away."""
 
 
-class TestRefusals:
-    """What cannot be right is refused, and leaves nothing."""
-
-    async def test_a_gap_in_the_numbers_of_batches_is_refused(self, place: SqlPlace) -> None:
-        """A lost batch must not go by unnoticed."""
-        store, leadership = await opened(place)
-        with pytest.raises(Rejected):
-            await store.commit(leadership, batch(2, inserted(1)))
-        await store.commit(leadership, batch(1, inserted(1)))
-
-    @pytest.mark.parametrize("status", [Status.RUNNING, Status.FAILED])
-    async def test_a_change_of_an_unknown_task_is_refused(
-        self, place: SqlPlace, status: Status
-    ) -> None:
-        """It would be a row without a spec; the refusal says whose."""
-        store, leadership = await opened(place)
-        with pytest.raises(Rejected) as caught:
-            await store.commit(leadership, batch(1, inserted(1), changed(5, status)))
-        assert (caught.value.kind, caught.value.task_id) == ("StatusChanged", 5)
-        await store.commit(leadership, batch(1, inserted(2)))
-        assert ids((await recovered(store, leadership)).live) == [2]
+class TestUnfitValues:
+    """What no column can hold is refused, and leaves nothing."""
 
     async def test_a_number_beyond_64_bits_is_refused(self, place: SqlPlace) -> None:
         """The next batch is taken as if nothing had been."""
@@ -161,31 +138,6 @@ class TestQuarantine:
         assert ids((await recovered(store, leadership)).live) == [2]
 
 
-class TestBothHalvesOfIds:
-    """Ids with and without the highest bit are in one order, that of unsigned numbers."""
-
-    LOW, HIGH = 5, (1 << 63) + 5
-
-    async def test_live_ones_come_in_order(self, place: SqlPlace) -> None:
-        """An epoch beyond 32 767 has such ids without any shard."""
-        store, leadership = await written(place, inserted(self.LOW), inserted(self.HIGH))
-        assert ids((await recovered(store, leadership)).live) == [self.LOW, self.HIGH]
-
-    @pytest.mark.parametrize("newest_first", [False, True])
-    @pytest.mark.parametrize("limit", [1, 2, 3, 10])
-    async def test_pages_cross_the_border(
-        self, place: SqlPlace, limit: int, newest_first: bool
-    ) -> None:
-        """Wherever a page ends."""
-        numbers = [self.LOW, self.LOW + 1, self.HIGH, self.HIGH + 1]
-        rows = [mutation for number in numbers for mutation in finished(number)]
-        store, leadership = await written(place, *rows)
-        query = FinishedQuery(filter=TaskFilter(), limit=limit, newest_first=newest_first)
-        assert await all_pages(store, query) == sorted(numbers, reverse=newest_first)
-        await store.release_leadership(leadership)
-        assert (await lead(store)).high_water == numbers[-1]
-
-
 class TestIdentity:
     """A store belongs to the shard of its first leader."""
 
@@ -198,49 +150,6 @@ class TestIdentity:
         with pytest.raises(Unusable, match="shard 1"):
             await lead(await place.open())
         await lead(await place.open_as(1))
-
-
-class TestHolders:
-    """A holder is a name, whatever is in it."""
-
-    @pytest.mark.parametrize("holder", ["it's me", "a\\' OR ''='", "$1 {} %s ?", "東京"])
-    async def test_any_name_can_lead(self, place: SqlPlace, holder: str) -> None:
-        """It is compared, never read as part of a statement."""
-        store = await place.open()
-        leadership = await store.acquire_leadership(holder, EPOCH_START, TimeBase())
-        assert leadership is not None
-        await store.commit(leadership, batch(1, inserted(1)))
-        await leadership.check()
-        await store.release_leadership(leadership)
-        with pytest.raises(Fenced):
-            await store.commit(leadership, batch(2, inserted(2)))
-
-
-class TestMergedChanges:
-    """One batch can hold more of a task's life than its last change tells."""
-
-    async def test_put_back_and_started_in_one_batch(self, place: SqlPlace) -> None:
-        """The end that it had is taken back."""
-        store, leadership = await written(place, *finished(1), output(1))
-        running = changed(1, Status.RUNNING, attempt=2)
-        await store.commit(leadership, batch(2, changed(1, Status.READY), running))
-        found = await recovered(store, leadership)
-        assert (found.live[0].change, found.finished) == (running, ())
-
-    async def test_put_back_and_ended_in_one_batch(self, place: SqlPlace) -> None:
-        """It has one end, the new one."""
-        store, leadership = await written(place, *finished(1), *finished(2))
-        again = changed(1, Status.CANCELLED)
-        await store.commit(leadership, batch(2, changed(1, Status.READY), again))
-        assert await all_pages(store, FinishedQuery(filter=TaskFilter(), ended_after=0)) == [2, 1]
-        assert (await recovered(store, leadership)).finished[0].change == again
-
-    async def test_submitted_started_and_ended_in_one_batch(self, place: SqlPlace) -> None:
-        """It never was among the live."""
-        running = changed(1, Status.RUNNING)
-        store, leadership = await written(place, inserted(1), running, changed(1), output(1))
-        found = await recovered(store, leadership)
-        assert (found.live, ids(found.finished)) == ((), [1])
 
 
 class TestNul:

@@ -11,7 +11,6 @@ from cronoq_server.stores.base import (
     FinishedQuery,
     Forgotten,
     Leadership,
-    Rejected,
     Store,
     Unavailable,
 )
@@ -150,23 +149,6 @@ async def test_a_redriven_task_does_not_count_as_finished() -> None:
         await store.commit(leadership, batch(position, inserted(position), changed(position)))
     assert [task.task_id for task in (await recovered(store, leadership)).live] == [1]
     assert await all_pages(store, EVERYTHING) == [6, 7]
-
-
-async def test_a_gap_in_the_numbers_of_batches_is_refused() -> None:
-    """A lost batch must not go by unnoticed."""
-    store = MemoryStore(MemoryDisk())
-    leadership = await lead(store)
-    with pytest.raises(Rejected):
-        await store.commit(leadership, batch(2, inserted(1)))
-
-
-async def test_a_change_of_an_unknown_task_is_refused() -> None:
-    """It would be a row without a spec."""
-    store = MemoryStore(MemoryDisk())
-    leadership = await lead(store)
-    with pytest.raises(Rejected) as caught:
-        await store.commit(leadership, batch(1, changed(5)))
-    assert (caught.value.kind, caught.value.task_id) == ("StatusChanged", 5)
 
 
 async def test_a_store_that_is_closed_lets_others_lead() -> None:
