@@ -15,6 +15,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +72,7 @@ class ReplicaProcess:
         self._process: Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._said: Counter[str] = Counter()
+        self._said_at: dict[str, float] = {}
         self._more = asyncio.Condition()
         self._lines: list[str] = []
 
@@ -92,7 +94,9 @@ class ReplicaProcess:
             with contextlib.suppress(ValueError):  # a traceback, or what a library says
                 said = json.loads(line)
                 is_standby = said["message"].endswith("as standby")
-                await self._note("stands_by" if is_standby else said.get("action", "other"))
+                action = "stands_by" if is_standby else said.get("action", "other")
+                self._said_at[action] = datetime.fromisoformat(said["at"]).timestamp()
+                await self._note(action)
         await self._note("")
 
     async def _note(self, action: str) -> None:
@@ -107,6 +111,10 @@ class ReplicaProcess:
     def times(self, action: str) -> int:
         """How often the process has logged an action since its start."""
         return self._said[action]
+
+    def said_at(self, action: str) -> float:
+        """When it last logged an action, as Unix time in seconds."""
+        return self._said_at[action]
 
     async def says(self, *actions: str) -> None:
         """Returns when the process has logged one of these since its start.

@@ -28,6 +28,7 @@ ACTIONS = frozenset(
         "ends_read",
         "leadership_acquired",
         "leadership_lost",
+        "leadership_released",
         "listener_changed",
         "memory_store_used",
         "old_session_remains",

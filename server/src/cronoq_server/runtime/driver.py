@@ -497,6 +497,8 @@ class Driver:
                 str(error),
                 extra={"action": "leadership_lost"},
             )
+        else:
+            log.info("the leadership was given back", extra={"action": "leadership_released"})
 
 
 def _log_rejected(error: Rejected) -> None:
