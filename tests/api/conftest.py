@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
@@ -23,6 +24,7 @@ from cronoq_server._proto import (
 from cronoq_server.app import Server
 from cronoq_server.runtime import Clock
 from cronoq_server.stores.base import Store
+from tests.api.web import browsing, close_lines
 
 ANY_PORT = (
     "[server]\ngrpc_addr = '127.0.0.1:0'\nhttp_addr = '127.0.0.1:0'\nshutdown_grace_s = 0.1\n"
@@ -112,10 +114,11 @@ class Edge:
 
 @asynccontextmanager
 async def serving(
-    text: str = "", store: Store | None = None, clock: Clock | None = None
+    text: str = "", store: Store | None = None, clock: Clock | None = None, grace_s: float = 0.1
 ) -> AsyncIterator[Edge]:
     """A server with this configuration on top of a free port."""
-    server = Server(configuration.parse(ANY_PORT + text), store=store, clock=clock)
+    whole = ANY_PORT.replace("grace_s = 0.1", f"grace_s = {grace_s}") + text
+    server = Server(configuration.parse(whole), store=store, clock=clock)
     ready = asyncio.Event()
     running = asyncio.create_task(server.run(lambda _: ready.set()))
     waiting = asyncio.create_task(ready.wait())
@@ -127,6 +130,7 @@ async def serving(
         async with grpc.aio.insecure_channel(str(server.address), options=LARGE) as channel:
             yield Edge(server, channel)
     finally:
+        await close_lines()
         server.stop()
         assert await running == 0
 
@@ -136,6 +140,13 @@ async def edge() -> AsyncIterator[Edge]:
     """A server with the default configuration."""
     async with serving() as edge:
         yield edge
+
+
+@pytest.fixture
+async def web(edge: Edge) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of that server."""
+    async with browsing(edge) as client:
+        yield client
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """How a server is put together: the only module that knows all the others.
 
-One process holds one store, one gRPC listener, one place where it tells its health, and a replica
-that leads whenever it can. The listener serves while it does, and stands by in between.
+One process holds one store, one listener for gRPC and one for HTTP, and a replica that leads
+whenever it can. The listeners serve while it does, and stand by in between.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 from cronoq_server import __version__
 from cronoq_server.api.auth import Authenticator
 from cronoq_server.api.grpc_api import all_handlers
-from cronoq_server.api.health_http import HealthServer
+from cronoq_server.api.http.gateway import HttpServer, application
 from cronoq_server.api.listener import SERVICES, TESTING, Listener, claim
 from cronoq_server.api.metrics import Metrics
 from cronoq_server.api.specs import SpecReader
@@ -37,7 +37,7 @@ from cronoq_server.assembly import (
     webhooks,
 )
 from cronoq_server.config import Address, Config, ConfigError, localized
-from cronoq_server.engine import Engine
+from cronoq_server.engine import Engine, Reconfigured
 from cronoq_server.ha import Outcome, Replica
 from cronoq_server.reloading import plan
 from cronoq_server.runtime import (
@@ -64,6 +64,28 @@ SECOND_SIGNAL: Final = 130
 log = logging.getLogger(__name__)
 
 
+class ReplicaRole:
+    """What a process is at this moment, for those who answer by it."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether calls are served."""
+        return self._replica.leading
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether calls should be sent here."""
+        return self._replica.ready
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._replica.stopping
+
+
 class Server:
     """One server process, or one within a test.
 
@@ -72,6 +94,7 @@ class Server:
         leader: The driver that leads at this moment; raises `Refused` when there is none.
         metrics: What Prometheus is told.
         authenticator: Knows who callers are.
+        service: What callers ask.
         certificates: What the server shows of itself; None without TLS.
         peers: The servers of other shards; None without shards.
     """
@@ -94,6 +117,7 @@ class Server:
         if config.server.http_addr.port:
             claim(config.server.http_addr)
         self._config = config
+        self._leadership: Leadership | None = None
         tls = config.server.tls
         self.certificates = Certificates(tls) if tls.cert is not None else None
         self._clock = clock or SystemClock()
@@ -107,12 +131,12 @@ class Server:
         self.leader = self._replica.leader
         self.metrics = Metrics(__version__, self.leader, lambda: self._replica.ready)
         self._reader = SpecReader(config.limits, [pool.name for pool in config.pools])
-        self._service, admin, self.peers = services(config, self.leader, self._reader)
+        self.service, admin, self.peers = services(config, self.leader, self._reader)
         self._tracing: Tracing | None = None
         if config.server.otlp_endpoint is not None:
             self.follow(Tracing.to_collector(config.server.otlp_endpoint, __version__))
         self.authenticator = Authenticator(config.auth)
-        handlers = all_handlers(self._service, admin, self._reader, self.authenticator)
+        handlers = all_handlers(self.service, admin, self._reader, self.authenticator)
         names: tuple[str, ...] = SERVICES
         if isinstance(clock, ManualClock):
             handlers.append(ClockService(clock, self.leader).handler(self.authenticator))
@@ -124,17 +148,29 @@ class Server:
             certificates=self.certificates,
             services=names,
         )
-        self._health = HealthServer(config.server.http_addr, lambda: self._replica.ready)
+        self._http = HttpServer(
+            config,
+            application(self.service, self._reader, self.metrics.render),
+            ReplicaRole(self._replica),
+            self.authenticator,
+            self.metrics.render,
+            self.certificates.http_context() if self.certificates is not None else None,
+        )
         self._announce: Callable[[Address], None] = lambda _: None
 
     @property
     def http_address(self) -> Address:
-        """Where it tells its health; with the real port once it runs."""
-        return self._health.address
+        """Where it serves HTTP; with the real port once it runs."""
+        return self._http.address
+
+    @property
+    def http_connections(self) -> int:
+        """How many connections there are over HTTP."""
+        return self._http.connections
 
     def follow(self, tracing: Tracing) -> None:
         """Has what happens to traced tasks recorded from now on; said before or while serving."""
-        self._tracing = self._service.tracing = tracing
+        self._tracing = self.service.tracing = tracing
         with contextlib.suppress(Refused):  # nobody leads yet
             self._follow_dispatches(self.leader(), tracing)
 
@@ -160,9 +196,11 @@ class Server:
         if self.certificates is not None:
             self.certificates.replace(config.server.tls)
         self.authenticator.replace(config.auth)
-        self._service.replace_limits(config.limits)
+        self.service.replace_limits(config.limits)
         self._reader.replace_limits(config.limits)
+        self._http.replace_limits(config.limits)
         self._config = config
+        self._tell_engine()
         log.info(
             "settings read again; changed: %s",
             ", ".join(taken) or "nothing",
@@ -192,7 +230,7 @@ class Server:
         self._announce = announce
         probing = None if self.peers is None else asyncio.create_task(self.peers.run())
         try:
-            await self._health.start()
+            await self._http.start()
             outcome = await self._replica.run()
             return OK if outcome is Outcome.STOPPED else FAILED
         finally:
@@ -200,8 +238,9 @@ class Server:
             if probing is not None:
                 probing.cancel()
                 await asyncio.wait({probing})
-            await self._listener.close(CLOSE_GRACE_S)
-            await self._health.close()
+            await asyncio.gather(
+                self._listener.close(CLOSE_GRACE_S), self._http.close(CLOSE_GRACE_S)
+            )
             await self._store.close()
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
@@ -219,17 +258,28 @@ class Server:
                 scalers = await stack.enter_async_context(Scalers(hooks, self._clock))
                 driver.on_scaled(scalers.want)
             await self._listener.lead()
+            self._http.lead()
             self._say_ready()
             self._announce(self.address)
             yield
 
     async def stand_by(self) -> None:
         """See `Stage.stand_by`."""
+        self._http.stand_by()
         await self._listener.stand_by()
 
     def _engine(self, leadership: Leadership) -> Engine:
+        self._leadership = leadership
         settings = engine_settings(localized(self._config), leadership, self._store)
         return Engine(settings, SystemChance())
+
+    def _tell_engine(self) -> None:
+        """Tells the engine of the configuration that holds now; a later one is made with it."""
+        if self._leadership is None:
+            return
+        settings = engine_settings(localized(self._config), self._leadership, self._store)
+        with contextlib.suppress(Refused):  # nobody leads
+            self.leader().inbox.tell(Reconfigured(settings))
 
     def _say_ready(self) -> None:
         log.info(

@@ -112,6 +112,11 @@ class Replica:
         self._stopping = asyncio.Event()
 
     @property
+    def leading(self) -> bool:
+        """Whether there is a driver that leads."""
+        return self._driver is not None
+
+    @property
     def ready(self) -> bool:
         """Whether calls are answered here: it leads, may believe so, and the store keeps up."""
         driver, keeper = self._driver, self._keeper

@@ -31,6 +31,9 @@ STALL_TIMEOUT_S: Final = 30.0
 CLOSE_TIMEOUT_S: Final = 10.0
 """How long a closed connection may take to read the rest of its answer."""
 
+IN_LINE_MAX: Final = 16
+"""Requests that may stand in line on a connection before no more is read from it."""
+
 HEAD_BYTES_MAX: Final = 32 * 1024
 """Most bytes of a request line with its headers."""
 
@@ -96,6 +99,8 @@ class Connection(HttpToolsProtocol):
         self.app = self._serve
         self._task: asyncio.Task[Any] | None = None
         self._answering: RequestResponseCycle | None = None
+        self._unanswered = 0
+        self._is_last = False
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._head_bytes = 0
@@ -136,11 +141,17 @@ class Connection(HttpToolsProtocol):
 
     def step_down(self) -> None:
         """Closes when what is being answered is answered; at once if nothing is."""
-        if self._answering is not None:
-            self._answering.keep_alive = False
+        if self._unanswered:
+            self._end_after_this()
         else:
             self.transport.close()
             self._set_timer(CLOSE_TIMEOUT_S)
+
+    def _end_after_this(self) -> None:
+        """Makes the answer that is being given, or comes next, the last one."""
+        self._is_last = True
+        if self._answering is not None:
+            self._answering.keep_alive = False
 
     # Reading
 
@@ -154,7 +165,7 @@ class Connection(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             # Answered as if it had not asked; what follows is not HTTP any more.
-            self.cycle.keep_alive = False
+            self._end_after_this()
         except httptools.HttpParserError:
             self._refuse(*_MALFORMED)
             return
@@ -167,7 +178,7 @@ class Connection(HttpToolsProtocol):
         if not self._in_head:
             self._in_head = True
             self._head_bytes = 0
-            if self._answering is None:
+            if not self._unanswered:
                 self._set_timer(HEAD_TIMEOUT_S)
 
     def on_headers_complete(self) -> None:
@@ -177,11 +188,15 @@ class Connection(HttpToolsProtocol):
         self.server_state.waiting.pop(self, None)
         self.server_state.date()
         super().on_headers_complete()
+        self._unanswered += 1
+        if 0 < len(self.pipeline) <= IN_LINE_MAX:
+            # The base class stops reading here, and would not notice that the caller leaves.
+            self.flow.resume_reading()
 
     def _refuse(self, status: int, reason: str, message: str) -> None:
-        if self._answering is not None:
+        if self._unanswered:
             # An answer is on its way and must not be cut in two.
-            self._answering.keep_alive = False
+            self._end_after_this()
             self.flow.pause_reading()
             return
         body = (
@@ -201,6 +216,8 @@ class Connection(HttpToolsProtocol):
         """Serves one request; the caller's leaving ends it without a word."""
         self._task = asyncio.current_task()
         self._answering = cycle = receive.__self__
+        if self._is_last:
+            cycle.keep_alive = False
         scope[CERTIFICATE_NAMES] = self._certificate_names
         joined = Joined(self.transport)
 
@@ -224,11 +241,11 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """An answer is written: the next request may come, or the end."""
         self._task = self._answering = None
-        is_last = not self.pipeline
+        self._unanswered -= 1
         super().on_response_complete()
         if self.transport.is_closing():
             self._set_timer(CLOSE_TIMEOUT_S)
-        elif is_last:
+        elif not self._unanswered:
             self.server_state.waiting[self] = None
             if self._in_head:
                 self._set_timer(HEAD_TIMEOUT_S)

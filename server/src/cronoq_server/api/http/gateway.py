@@ -210,13 +210,20 @@ class HttpServer:
         return self._gateway.address
 
     @property
+    def connections(self) -> int:
+        """How many connections the gateway has."""
+        return self._gateway.connections
+
+    @property
     def metrics_address(self) -> Address | None:
         """Where figures are served without a credential, if they are."""
         return self._listeners[1].address if len(self._listeners) > 1 else None
 
     def replace_limits(self, limits: LimitsConfig) -> None:
-        """Takes another bound on bodies from now on."""
+        """Takes other bounds on bodies and connections from now on."""
         self._front.body_bytes_max = limits.max_http_body_bytes
+        for listener in self._listeners:
+            listener.bound(limits.max_concurrent_streams)
 
     async def start(self) -> None:
         """Begins to listen, as a standby.

@@ -67,6 +67,10 @@ class HttpListener:
         """How many connections are open."""
         return len(self._state.connections)
 
+    def bound(self, most: int) -> None:
+        """Takes another bound on connections from now on."""
+        self._state.most = most
+
     async def start(self) -> None:
         """Begins to listen, as a standby.
 
