@@ -150,7 +150,7 @@ class Server:
         )
         self._http = HttpServer(
             config,
-            application(self.service, self._reader, self.metrics.render),
+            application(__version__, self.service, self._reader, self.metrics.render),
             ReplicaRole(self._replica),
             self.authenticator,
             self.metrics.render,
@@ -292,6 +292,13 @@ class Server:
                 "version": __version__,
             },
         )
+        addresses = (self._config.server.grpc_addr, self._config.server.http_addr)
+        is_open = not all(address.is_loopback for address in addresses)
+        if self.authenticator.is_on and self.certificates is None and is_open:
+            log.warning(
+                "tokens travel unencrypted: there is no [server.tls]",
+                extra={"action": "tokens_unencrypted"},
+            )
         if not self._store.capabilities.survives_restart:
             log.warning(
                 "the memory store keeps nothing: a restart loses the queue",

@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from cronoq_server import __version__
 from cronoq_server.api import errors
 from cronoq_server.api.auth import Authenticator, Operation, require
 from cronoq_server.api.http import answers
@@ -80,6 +79,7 @@ class _Application(FastAPI):
 
 
 def application(
+    version: str,
     service: Service,
     reader: SpecReader,
     metrics: Render,
@@ -88,18 +88,19 @@ def application(
     """The routes, for callers that are known.
 
     Args:
+        version: Of the server.
         service: What they ask.
         reader: Reads task specs.
         metrics: Makes a scrape.
         further: Routes of others, such as pages; they find the caller in the request's scope.
     """
     app = _Application(
-        title="cronoq", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
+        title="cronoq", version=version, docs_url=None, redoc_url=None, openapi_url=None
     )
     routes = all_routes(service, reader)
     for route in routes:
         _add(app, route.path, route.method, route.__call__)
-    described = document(routes)
+    described = document(version, routes)
 
     async def openapi(request: Request) -> Response:
         return await _finish(answers.json(described), request)

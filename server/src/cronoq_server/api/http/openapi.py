@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import msgspec
 
-from cronoq_server import __version__
 from cronoq_server.api.http import responses
 from cronoq_server.api.http.routes import Answers, Route
 
@@ -56,7 +55,7 @@ DESCRIPTION: Final = (
 _VARIABLE: Final = re.compile(r"\{(\w+)\}")
 
 
-def document(routes: Sequence[Route]) -> dict[str, Any]:
+def document(version: str, routes: Sequence[Route]) -> dict[str, Any]:
     """The whole document."""
     shapes: dict[type, None] = {responses.Error: None}
     for route in routes:
@@ -70,7 +69,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "cronoq",
-            "version": __version__,
+            "version": version,
             "description": DESCRIPTION,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
