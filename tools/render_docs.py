@@ -20,7 +20,7 @@ from cronoq_server.api.metrics import FAMILIES
 from cronoq_server.config import Config, parse
 from cronoq_server.engine import lifecycle
 from cronoq_server.engine.model import Status
-from tools import outcome_tables, routing_table
+from tools import outcome_tables, routing_table, security_page
 from tools.config_words import WORDS
 from tools.fault_kinds import FAULT_KINDS
 
@@ -329,7 +329,13 @@ def metrics() -> str:
     )
 
 
+def security() -> str:
+    """Return the page on who may do what."""
+    return security_page.page(MARK)
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "docs/guide/security.md": security,
     "docs/reference/configuration.md": configuration,
     "docs/reference/errors.md": errors,
     "docs/reference/metrics.md": metrics,
