@@ -95,7 +95,12 @@ def application(
         further: Routes of others, such as pages; they find the caller in the request's scope.
     """
     app = _Application(
-        title="cronoq", version=version, docs_url=None, redoc_url=None, openapi_url=None
+        title="cronoq",
+        version=version,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
     )
     routes = all_routes(service, reader)
     for route in routes:
