@@ -46,6 +46,7 @@ WORDS = {
     "store.commit_timeout_s": "after how long a commit counts as unavailable, and callers are told",
     "store.lock_poll_s": "how often a standby asks whether it may lead",
     "store.keepalive_s": "PostgreSQL: how often the leader checks its lock's session",
+    "store.max_connections": "PostgreSQL: one for the lock, one for commits, others for look-ups",
     "store.session_timeout_s": "PostgreSQL: how long it may be silent; at least four keepalives",
     "store.lease_ttl_s": "SQLite: how long a silent leader is left alone",
     "store.lease_renew_s": "SQLite: how often a leader renews its lease; at most half of the above",

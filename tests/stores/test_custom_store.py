@@ -53,13 +53,17 @@ def test_the_guide_binds_all_of_the_suite(example: Any) -> None:
     assert {name for name in vars(example) if name.startswith("Test")} == own
 
 
+def tear(file: Path) -> None:
+    """What a crash in the middle of a write leaves."""
+    file.write_bytes(file.read_bytes() + b'{"position":2,"base":0,"mutations":[["Task')
+
+
 async def test_half_a_line_of_a_crash_is_no_batch(place: Any) -> None:
     """It is passed over, and the next batch takes its place."""
     store, leadership = await opened(place)
     await store.commit(leadership, batch(1, inserted(1)))
     await store.release_leadership(leadership)
-    file = Path(place.path)
-    file.write_bytes(file.read_bytes() + b'{"position":2,"base":0,"mutations":[["Task')
+    tear(Path(place.path))
     store = await place.open()
     leadership = await lead(store)
     assert leadership.position == 1

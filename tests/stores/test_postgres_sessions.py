@@ -309,3 +309,19 @@ async def test_a_url_that_is_none_is_told_so() -> None:
     with pytest.raises(Unusable, match=r"store\.url"):
         await acquire(store)
     await store.close()
+
+
+@pytest.mark.parametrize("most", [3, 4])
+async def test_look_ups_share_a_bounded_number_of_connections(
+    place: PostgresPlace, most: int
+) -> None:
+    """However many are asked for at once; one connection is for the lock and one for commits."""
+    store = place.open_with(connections_max=most)
+    leadership = await lead(store)
+    await store.commit(leadership, batch(1, *finished(1), output(1)))
+    await asyncio.gather(*(store.load_tasks([1]) for _ in range(20)))
+    rows = await place.execute(
+        "SELECT application_name FROM pg_stat_activity WHERE starts_with(application_name, $1)",
+        session_name(place.settings.schema, None),
+    )
+    assert len(rows) == most

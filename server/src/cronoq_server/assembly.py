@@ -166,6 +166,7 @@ def postgres_settings(config: Config) -> PostgresSettings:
         keepalive=nanoseconds(store.keepalive_s),
         session_timeout=nanoseconds(store.session_timeout_s),
         commit_timeout=nanoseconds(store.commit_timeout_s),
+        connections_max=store.max_connections,
     )
 
 

@@ -116,6 +116,7 @@ class StoreConfig:
     lock_poll_s: float = rules.entry(rules.number(0.01, 60), 0.5)
     keepalive_s: float = rules.entry(rules.number(0.01, 3600), 1.0)
     session_timeout_s: float = rules.entry(rules.number(0.1, 3600), 10.0)
+    max_connections: int = rules.entry(rules.whole(3, 100), 5)
     lease_ttl_s: float = rules.entry(rules.number(0.1, 3600), 10.0)
     lease_renew_s: float = rules.entry(rules.number(0.01, 3600), 2.0)
     busy_timeout_s: float = rules.entry(rules.number(0, 3600), 5.0)

@@ -57,6 +57,8 @@ class PostgresSettings(msgspec.Struct, frozen=True):
         session_timeout: How long a connection may be silent.
         commit_timeout: How long one statement may take.
         shard: The shard whose data this is, or None.
+        connections_max: Most connections: one for the lock, one for commits, the others for
+            look-ups; at least 3.
         segment_rows: Tasks after which a new segment begins; grows with what is retained.
     """
 
@@ -68,6 +70,7 @@ class PostgresSettings(msgspec.Struct, frozen=True):
     session_timeout: Duration = 10 * SECOND
     commit_timeout: Duration = 30 * SECOND
     shard: int | None = None
+    connections_max: int = 5
     segment_rows: int = 500_000
 
 
@@ -197,14 +200,23 @@ def as_store_error(error: Exception) -> StoreError:
 
 
 class Line:
-    """One connection, opened when it is needed, for one piece of work at a time."""
+    """One connection, opened when it is needed, for one piece of work at a time.
+
+    Attributes:
+        is_proven: Whether any work was ever done over it.
+    """
 
     def __init__(self, open_connection: Callable[[], Awaitable[Connection]]) -> None:
         self._open = open_connection
         self._lock = asyncio.Lock()
         self._connection: Connection | None = None
-        self._is_proven = False
+        self.is_proven = False
         self._closed = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether work is under way."""
+        return self._lock.locked()
 
     async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Has work done.
@@ -221,7 +233,7 @@ class Line:
                 except ConnectionLost:
                     return await self._attempt(work)
             except Unusable as error:
-                if self._is_proven:
+                if self.is_proven:
                     raise Unavailable(str(error)) from error
                 raise
 
@@ -233,7 +245,7 @@ class Line:
         is_clean = False
         try:
             result = await work(self._connection)
-            is_clean = self._is_proven = True
+            is_clean = self.is_proven = True
             return result
         except (*FAULTS, UnicodeError, OverflowError) as error:
             raise as_store_error(error) from error
@@ -251,6 +263,41 @@ class Line:
         """Closes it for good."""
         self._closed = True
         self.drop()
+
+
+class Lines:
+    """Several connections for work that may go side by side; opened as they are needed."""
+
+    def __init__(self, open_connection: Callable[[], Awaitable[Connection]], count: int) -> None:
+        assert count > 0, count
+        self._lines = [Line(open_connection) for _ in range(count)]
+        self._turn = 0
+
+    async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Has work done by the first that is free, or, if none is, by each in turn.
+
+        Raises as `Line.run` does.
+        """
+        try:
+            for line in self._lines:
+                if not line.is_busy:
+                    return await line.run(work)
+            self._turn = (self._turn + 1) % len(self._lines)
+            return await self._lines[self._turn].run(work)
+        except Unusable as error:
+            if any(line.is_proven for line in self._lines):
+                raise Unavailable(str(error)) from error
+            raise
+
+    def drop(self) -> None:
+        """Closes all, whatever they are doing; the next work opens others."""
+        for line in self._lines:
+            line.drop()
+
+    def close(self) -> None:
+        """Closes all for good."""
+        for line in self._lines:
+            line.close()
 
 
 @asynccontextmanager

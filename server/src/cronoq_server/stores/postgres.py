@@ -53,6 +53,7 @@ from cronoq_server.stores.pg_rows import Plan, Setting, write_setting
 from cronoq_server.stores.pg_session import (
     Connection,
     Line,
+    Lines,
     PostgresSettings,
     connect,
     literal,
@@ -109,7 +110,7 @@ class PostgresStore:
         self._settings = settings
         self._session = LockSession(settings)
         self._writer = Line(self._connect)
-        self._reader = Line(self._connect)
+        self._reader = Lines(self._connect, settings.connections_max - 2)
         self._cache = OutputCache(cache_bytes)
         self._term: PostgresLeadership | None = None
         self._segments: Segments | None = None
