@@ -3,7 +3,7 @@
 set positional-arguments
 set shell := ["bash", "-euo", "pipefail", "-c"]
 
-python_sources := "server/src sdk-python demo proto tests tools"
+python_sources := "server/src sdk-python conformance demo proto tests tools"
 
 [private]
 default:
@@ -51,7 +51,7 @@ lint *args:
 # Check the types, strictly
 [no-exit-message]
 types:
-    mypy server/src sdk-python/src demo proto tests tools
+    mypy server/src sdk-python/src conformance demo proto tests tools
 
 # Check who imports whom
 [no-exit-message]

@@ -137,8 +137,8 @@ def follow(behaviour: JsonObject, attempt: Attempt) -> JsonObject | None:
     """Does a behaviour that another one follows, and returns that one."""
     match behaviour["act"]:
         case "by_attempt":
-            choices = behaviour["attempts"]
-            return choices[min(attempt.number, len(choices)) - 1]  # type: ignore[no-any-return]
+            choices: list[JsonObject] = behaviour["attempts"]
+            return choices[min(attempt.number, len(choices)) - 1]
         case "busy":
             until = time.monotonic() + behaviour["seconds"]
             while time.monotonic() < until:
@@ -148,7 +148,8 @@ def follow(behaviour: JsonObject, attempt: Attempt) -> JsonObject | None:
                 attempt.progress(to_value(step, "data", b""), fraction=step.get("fraction"))
         case _:
             return None
-    return behaviour.get("then", {"act": "complete"})
+    then: JsonObject = behaviour.get("then", {"act": "complete"})
+    return then
 
 
 def end(behaviour: JsonObject, payload: Any) -> Any:

@@ -99,7 +99,10 @@ def to_filter(fields: JsonObject) -> cronoq.TaskFilter:
 
 def to_schedule(fields: JsonObject) -> cronoq.ScheduleSpec:
     """Reads a schedule."""
-    said = {n: ENUMS[n][v.upper()] if n in ENUMS else v for n, v in fields.items()}
+    said: JsonObject = {
+        name: ENUMS[name][value.upper()] if name in ENUMS else value
+        for name, value in fields.items()
+    }
     return cronoq.ScheduleSpec(**{**said, "template": to_spec(said["template"])})
 
 
