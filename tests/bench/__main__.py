@@ -3,6 +3,7 @@
     e2e         the whole system
     engine      the engine alone
     failover    how long nobody is answered when the leader ends
+    http        single submits and batches over HTTP
     idle        many workers and nothing to do
     placement   what one start costs, by what tasks ask for
     recovery    a new leader: from asking for the leadership until it serves
@@ -17,7 +18,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHES = ("e2e", "engine", "failover", "idle", "page", "placement", "recovery", "store")
+BENCHES = ("e2e", "engine", "failover", "http", "idle", "page", "placement", "recovery", "store")
 
 
 def main() -> int:

@@ -43,6 +43,15 @@ def test_the_engine_is_measured_with_a_short_and_a_long_backlog() -> None:
     assert "bytes_per_pending_task_beyond_payload" in result
 
 
+def test_the_gateway_is_measured_one_by_one_and_in_batches() -> None:
+    """Every figure that a floor is set for is there."""
+    sizes = ("--tasks", "100", "--rounds", "1", "--connections", "4", "--batch", "10")
+    result = result_of(bench("http", *sizes))
+
+    figures = ("single_requests_per_s", "single_p99_ms", "batch_tasks_per_s", "batch_p99_ms")
+    assert all(result[name] > 0 for name in figures)
+
+
 def test_the_whole_system_is_measured_as_json_when_nobody_looks() -> None:
     """Every figure that a floor is set for is there."""
     result = result_of(bench("e2e", "--tasks", "500", "--rounds", "1", "--idle-tasks", "3"))

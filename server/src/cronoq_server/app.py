@@ -283,8 +283,9 @@ class Server:
 
     def _say_ready(self) -> None:
         log.info(
-            "serving gRPC on %s",
+            "serving gRPC on %s, HTTP on %s",
             self.address,
+            self.http_address,
             extra={
                 "action": "server_ready",
                 "grpc_addr": str(self.address),
