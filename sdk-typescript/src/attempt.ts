@@ -10,7 +10,7 @@ import { Priority as WirePriority } from "./gen/cronoq/v1/task.js";
 import type { Output } from "./gen/cronoq/v1/workers.js";
 import { type Codec, decodeWith, type Parser } from "./payload.js";
 import type { Run } from "./run.js";
-import type { Priority } from "./spec.js";
+import { Priority } from "./spec.js";
 import type { Progress } from "./views.js";
 
 export const PROGRESS_BYTES_MAX = 1024;
@@ -102,6 +102,9 @@ export interface OutputOptions<T> {
   readonly as?: Parser<T> | undefined;
 }
 
+/** Tells what is behind an attempt; for this package alone. */
+export let insideOf: (attempt: Attempt) => { readonly run: Run; readonly host: Host };
+
 /**
  * One try of one task, while its handler runs.
  *
@@ -109,6 +112,10 @@ export interface OutputOptions<T> {
  * the same task is the newer attempt.
  */
 export class Attempt {
+  static {
+    insideOf = (attempt) => ({ run: attempt.#run, host: attempt.#host });
+  }
+
   readonly #run: Run;
   readonly #host: Host;
 
@@ -145,7 +152,7 @@ export class Attempt {
 
   /** Class of the task. */
   get priority(): Priority {
-    return wordOf<Priority>(WirePriority, this.#run.message.priority) ?? "normal";
+    return wordOf(WirePriority, Priority, this.#run.message.priority) ?? "normal";
   }
 
   /** The payload as it came. */

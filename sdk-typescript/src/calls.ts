@@ -6,7 +6,7 @@
  */
 
 import { clamped, monotonicMs } from "./clock.js";
-import { CronoqError, DeadlineError, UnavailableError } from "./errors.js";
+import { CronoqError, DeadlineError, NotLeaderError, UnavailableError } from "./errors.js";
 import type { ClientSettings } from "./options.js";
 import type { Connection, Method } from "./transport.js";
 
@@ -14,6 +14,9 @@ import type { Connection, Method } from "./transport.js";
 const LAST_TRY_MS = 10;
 // The exponent is capped: a float overflows long before the backoff matters.
 const DOUBLINGS_MAX = 64;
+// As if so many calls had failed in a row, at most, when the answer was that somebody else leads:
+// where nothing was executed nothing is overloaded, and the leader is one connection away.
+const NOT_LEADER_FAILURES = 2;
 
 /** The delays of one row of failures: full jitter, growing to a bound. */
 export class BackoffSeries {
@@ -24,8 +27,11 @@ export class BackoffSeries {
     this.#bounds = settings.backoff;
   }
 
-  /** Returns the next delay in milliseconds. */
-  nextDelay(): number {
+  /** Returns the next delay in milliseconds, after a call that failed with this if it did. */
+  nextDelay(error?: CronoqError): number {
+    if (error instanceof NotLeaderError) {
+      this.#failures = Math.min(this.#failures, NOT_LEADER_FAILURES);
+    }
     const { initialMs, maximumMs } = this.#bounds;
     const bound = Math.min(maximumMs, initialMs * 2 ** Math.min(this.#failures, DOUBLINGS_MAX));
     this.#failures += 1;
@@ -62,7 +68,7 @@ export interface CallPlan {
 
 /** Makes single calls for a client, with deadline and repetition. */
 export class Caller {
-  readonly #pauses = new Set<(reason: unknown) => void>();
+  readonly #pauses = new Set<(reason: Error) => void>();
   #closedBy: CronoqError | undefined;
 
   constructor(
@@ -82,12 +88,12 @@ export class Caller {
         this.#pauses.delete(fail);
         signal?.removeEventListener("abort", onAbort);
       };
-      const fail = (reason: unknown): void => {
+      const fail = (reason: Error): void => {
         end();
-        reject(reason as Error);
+        reject(reason);
       };
       const onAbort = (): void => {
-        fail(signal?.reason);
+        fail(signal?.reason as Error);
       };
       const timer = setTimeout(() => {
         end();
@@ -137,7 +143,7 @@ export class Caller {
         trouble = error;
       }
       // Near its end the delays shrink, so that the deadline is used up.
-      await this.pause(Math.min(backoff.nextDelay(), left / 2), signal);
+      await this.pause(Math.min(backoff.nextDelay(trouble), left / 2), signal);
       left = endsAt - monotonicMs();
     }
     throw outOfTime(method, trouble);
@@ -145,7 +151,10 @@ export class Caller {
 }
 
 /** What to say when the deadline passes: what stood in the way, if anything did. */
-function outOfTime(method: { readonly path: string }, trouble: CronoqError | undefined): CronoqError {
+function outOfTime(
+  method: { readonly path: string },
+  trouble: CronoqError | undefined,
+): CronoqError {
   const name = method.path.slice(method.path.lastIndexOf("/") + 1);
   if (trouble === undefined) {
     return new DeadlineError(`${name}: the deadline passed`);

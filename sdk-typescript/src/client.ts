@@ -417,10 +417,7 @@ export class Client extends AdminCalls implements AsyncDisposable {
    * @throws {PayloadError} The output is not what is wanted.
    * @throws {WaitTimeoutError} The task had not ended by then.
    */
-  async result<T = unknown>(
-    target: bigint | string,
-    options: ResultOptions<T> = {},
-  ): Promise<T> {
+  async result<T = unknown>(target: bigint | string, options: ResultOptions<T> = {}): Promise<T> {
     return this.decode(await this.wait(target, options), options.as);
   }
 

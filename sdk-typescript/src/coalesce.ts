@@ -22,7 +22,11 @@ import {
   UnsupportedError,
 } from "./errors.js";
 import { TaskSpec as WireSpec } from "./gen/cronoq/v1/task.js";
-import { type SubmitManyResponse, type SubmitResponse, TasksService } from "./gen/cronoq/v1/tasks.js";
+import {
+  type SubmitManyResponse,
+  type SubmitResponse,
+  TasksService,
+} from "./gen/cronoq/v1/tasks.js";
 import { MESSAGE_ROOM } from "./options.js";
 import type { TaskSpec } from "./spec.js";
 import { statusError } from "./status.js";
@@ -294,9 +298,9 @@ export class SubmitCoalescer {
           });
           return;
         }
-        await this.#try(batch);
-        if (batch.members.length > 0 && this.#knowsMany) {
-          await this.#caller.pause(backoff.nextDelay());
+        const needsPause = await this.#try(batch);
+        if (needsPause && batch.members.length > 0) {
+          await this.#caller.pause(backoff.nextDelay(this.#trouble));
         }
       }
     } catch (error) {
@@ -310,8 +314,8 @@ export class SubmitCoalescer {
     }
   }
 
-  /** Sends once and leaves in the batch what has to be sent again. */
-  async #try(batch: Batch): Promise<void> {
+  /** Sends once and leaves in the batch what has to be sent again; false if that is at once. */
+  async #try(batch: Batch): Promise<boolean> {
     const now = monotonicMs();
     for (const member of batch.members) {
       if (member.endsAt <= now) {
@@ -320,7 +324,7 @@ export class SubmitCoalescer {
     }
     batch.members = batch.members.filter((member) => !member.isDone);
     if (batch.members.length === 0) {
-      return;
+      return false;
     }
     const last = Math.max(...batch.members.map((member) => member.endsAt));
     const bounds = { timeoutMs: last - now };
@@ -332,14 +336,15 @@ export class SubmitCoalescer {
       const error = cronoqErrorOf(thrown);
       if (error instanceof UnsupportedError) {
         this.#knowsMany = false;
-        return;
+        return false;
       }
       this.#trouble = error;
       batch.members = batch.members.filter((member) => this.#keeps(member, error));
-      return;
+      return true;
     }
     this.#trouble = undefined;
     this.#settle(batch, response);
+    return true;
   }
 
   /** Whether a member's task is sent again; it fails otherwise. */

@@ -8,16 +8,16 @@ import { InternalError, InvalidFieldError } from "./errors.js";
 import * as wire from "./gen/cronoq/v1/task.js";
 import type { TaskFilter as WireFilter } from "./gen/cronoq/v1/tasks.js";
 import { type Codec, encodeWith } from "./payload.js";
-import type {
-  Dep,
+import {
+  type Dep,
   EdgeCond,
-  HasId,
-  Instant,
+  type HasId,
+  type Instant,
   MissPolicy,
   Priority,
-  RetryPolicy,
-  TaskFilter,
-  TaskSpec,
+  type RetryPolicy,
+  type TaskFilter,
+  type TaskSpec,
   TaskStatus,
 } from "./spec.js";
 import type {
@@ -37,34 +37,39 @@ const UINT32_MAX = 2 ** 32 - 1;
 const NOTHING = new Uint8Array(0);
 
 /** A generated enum: names to numbers and back. */
-export type WireEnum = Readonly<Record<string, number | string>>;
+export type WireEnum<Value extends number> = Readonly<Record<string, Value | string>>;
 
 /** Returns the number on the wire of a word of the SDK's, 0 for none. */
-export function numberOf(names: WireEnum, word: string | undefined, field: string): number {
-  if (word === undefined) {
-    return 0;
-  }
-  const number = names[word.toUpperCase()];
-  if (typeof number !== "number" || number === 0) {
-    throw new InvalidFieldError(`${field}: '${word}' is not one of its values`);
+export function numberOf<Value extends number>(
+  names: WireEnum<Value>,
+  word: string | undefined,
+  field: string,
+): Value {
+  const number = names[word === undefined ? "UNSPECIFIED" : word.toUpperCase()];
+  if (typeof number !== "number" || (word !== undefined && number === 0)) {
+    throw new InvalidFieldError(`${field}: '${word ?? ""}' is not one of its values`);
   }
   return number;
 }
 
 /** Returns the SDK's word for a number on the wire, undefined for 0. */
-export function wordOf<Word extends string>(names: WireEnum, number: number): Word | undefined {
+export function wordOf<Word extends string>(
+  names: WireEnum<number>,
+  words: Readonly<Record<string, Word>>,
+  number: number,
+): Word | undefined {
   if (number === 0) {
     return undefined;
   }
-  const name = names[number];
-  if (typeof name !== "string") {
+  const word = words[String(names[number])];
+  if (word === undefined) {
     throw new InternalError(`the server says ${number} where this version knows no such value`);
   }
-  return name.toLowerCase() as Word;
+  return word;
 }
 
 const STATUSES: readonly (TaskStatus | undefined)[] = Array.from({ length: 13 }, (_, number) =>
-  wordOf<TaskStatus>(wire.TaskStatus, number),
+  wordOf(wire.TaskStatus, TaskStatus, number),
 );
 
 /** Returns the status of a number on the wire. */
@@ -275,7 +280,7 @@ export function readInfo(message: wire.TaskInfo): TaskInfo {
     message: message.message,
     outputAvailable: message.outputAvailable,
     tenant: message.tenant,
-    priority: wordOf<Priority>(wire.Priority, message.priority) ?? "normal",
+    priority: wordOf(wire.Priority, Priority, message.priority) ?? "normal",
     tags: readMap(message.tags),
     labels: readMap(message.labels),
     progress: readProgress(message.progress),
@@ -310,20 +315,20 @@ export function readSpec(message: wire.TaskSpec): TaskSpec {
     payload: message.payload,
     contentType: message.contentType,
     pool: message.pool,
-    priority: wordOf<Priority>(wire.Priority, message.priority),
+    priority: wordOf(wire.Priority, Priority, message.priority),
     key: message.key,
     deadlineInMs: msOf(message.deadlineInS),
     deadlineAt: maybeInstant(message.deadlineUnixNs),
     startInMs: msOf(message.startInS),
     startAt: maybeInstant(message.startUnixNs),
     toleranceMs: msOf(message.toleranceS),
-    onMiss: wordOf<MissPolicy>(wire.MissPolicy, message.onMiss),
+    onMiss: wordOf(wire.MissPolicy, MissPolicy, message.onMiss),
     durationHintMs: msOf(message.durationHintS),
     timeoutMs: msOf(message.timeoutS),
     retry: message.retry === undefined ? undefined : readRetry(message.retry),
     deps: message.deps.map((dep) => ({
       target: readTarget(dep.target),
-      cond: wordOf<EdgeCond>(wire.EdgeCond, dep.cond) ?? "on_success",
+      cond: wordOf(wire.EdgeCond, EdgeCond, dep.cond) ?? "on_success",
     })),
     resources: readMap(message.resources),
     tags: readMap(message.tags),
@@ -374,7 +379,7 @@ function readAttempt(message: wire.Attempt): AttemptRecord {
 function readParent(message: wire.Parent): ParentRecord {
   return {
     target: readTarget(message.task),
-    cond: wordOf<EdgeCond>(wire.EdgeCond, message.cond) ?? "on_success",
+    cond: wordOf(wire.EdgeCond, EdgeCond, message.cond) ?? "on_success",
     status: STATUSES[message.status],
   };
 }

@@ -181,19 +181,22 @@ export class BatchTooLargeError extends InvalidRequestError {
 /** The task names a resource that is not configured. */
 export class ResourceUnknownError extends InvalidRequestError {
   static override readonly defaultReason: ErrorReason = ErrorReason.RESOURCE_UNKNOWN;
-  static override readonly defaultMessage: string = "The task names a resource that is not configured.";
+  static override readonly defaultMessage: string =
+    "The task names a resource that is not configured.";
 }
 
 /** The task asks for more of a resource than there can ever be. */
 export class ResourceExceedsCapacityError extends InvalidRequestError {
   static override readonly defaultReason: ErrorReason = ErrorReason.RESOURCE_EXCEEDS_CAPACITY;
-  static override readonly defaultMessage: string = "The task asks for more of a resource than there can ever be.";
+  static override readonly defaultMessage: string =
+    "The task asks for more of a resource than there can ever be.";
 }
 
 /** A task cannot depend on a task of another shard. */
 export class CrossShardDependencyError extends InvalidRequestError {
   static override readonly defaultReason: ErrorReason = ErrorReason.CROSS_SHARD_DEPENDENCY;
-  static override readonly defaultMessage: string = "A task cannot depend on a task of another shard.";
+  static override readonly defaultMessage: string =
+    "A task cannot depend on a task of another shard.";
 }
 
 /** A batch cannot hold tasks of several shards. */
@@ -205,7 +208,8 @@ export class CrossShardBatchError extends InvalidRequestError {
 /** A task cannot use a resource of another shard. */
 export class CrossShardResourceError extends InvalidRequestError {
   static override readonly defaultReason: ErrorReason = ErrorReason.CROSS_SHARD_RESOURCE;
-  static override readonly defaultMessage: string = "A task cannot use a resource of another shard.";
+  static override readonly defaultMessage: string =
+    "A task cannot use a resource of another shard.";
 }
 
 /** The cron expression cannot be read. */
@@ -217,7 +221,8 @@ export class CronInvalidError extends InvalidRequestError {
 /** The cron expression names no instant that ever comes. */
 export class CronNeverFiresError extends InvalidRequestError {
   static override readonly defaultReason: ErrorReason = ErrorReason.CRON_NEVER_FIRES;
-  static override readonly defaultMessage: string = "The cron expression names no instant that ever comes.";
+  static override readonly defaultMessage: string =
+    "The cron expression names no instant that ever comes.";
 }
 
 /** The time zone is not known. */
@@ -240,7 +245,8 @@ export class PermissionDeniedError extends CronoqError {
 /** The credential's role does not allow this call. */
 export class RoleNotAllowedError extends PermissionDeniedError {
   static override readonly defaultReason: ErrorReason = ErrorReason.ROLE_NOT_ALLOWED;
-  static override readonly defaultMessage: string = "The credential's role does not allow this call.";
+  static override readonly defaultMessage: string =
+    "The credential's role does not allow this call.";
 }
 
 /** The credential does not allow this pool. */
@@ -304,13 +310,15 @@ export class ConflictError extends CronoqError {
 /** No capacity is left to book at the asked start. */
 export class ReservationConflictError extends ConflictError {
   static override readonly defaultReason: ErrorReason = ErrorReason.RESERVATION_CONFLICT;
-  static override readonly defaultMessage: string = "No capacity is left to book at the asked start.";
+  static override readonly defaultMessage: string =
+    "No capacity is left to book at the asked start.";
 }
 
 /** Another shard serves this; details name its endpoint. */
 export class WrongShardError extends ConflictError {
   static override readonly defaultReason: ErrorReason = ErrorReason.WRONG_SHARD;
-  static override readonly defaultMessage: string = "Another shard serves this; details name its endpoint.";
+  static override readonly defaultMessage: string =
+    "Another shard serves this; details name its endpoint.";
 }
 
 /** Tasks of several shards have this key. */
@@ -328,7 +336,8 @@ export class KeyInUseError extends ConflictError {
 /** A dependency of the task can no longer be met. */
 export class DependencyImpossibleError extends ConflictError {
   static override readonly defaultReason: ErrorReason = ErrorReason.DEPENDENCY_IMPOSSIBLE;
-  static override readonly defaultMessage: string = "A dependency of the task can no longer be met.";
+  static override readonly defaultMessage: string =
+    "A dependency of the task can no longer be met.";
 }
 
 /** The task has not finished. */
@@ -339,7 +348,8 @@ export class NotTerminalError extends ConflictError {
 
 /** A limit is reached; the same call may pass later. */
 export class ExhaustedError extends CronoqError {
-  static override readonly defaultMessage: string = "A limit is reached; the same call may pass later.";
+  static override readonly defaultMessage: string =
+    "A limit is reached; the same call may pass later.";
 }
 
 /** The queue is full. */
@@ -351,7 +361,8 @@ export class QueueFullError extends ExhaustedError {
 /** The queue is full and nothing in it may be pushed out. */
 export class ShedNoneError extends ExhaustedError {
   static override readonly defaultReason: ErrorReason = ErrorReason.SHED_NONE;
-  static override readonly defaultMessage: string = "The queue is full and nothing in it may be pushed out.";
+  static override readonly defaultMessage: string =
+    "The queue is full and nothing in it may be pushed out.";
 }
 
 /** The server is busy with too many requests. */
@@ -374,19 +385,22 @@ export class RateLimitedError extends ExhaustedError {
 
 /** No server could answer; whether the call took effect may be unknown. */
 export class UnavailableError extends CronoqError {
-  static override readonly defaultMessage: string = "No server could answer; whether the call took effect may be unknown.";
+  static override readonly defaultMessage: string =
+    "No server could answer; whether the call took effect may be unknown.";
 }
 
 /** The server is not the leader; nothing was executed. */
 export class NotLeaderError extends UnavailableError {
   static override readonly defaultReason: ErrorReason = ErrorReason.NOT_LEADER;
-  static override readonly defaultMessage: string = "The server is not the leader; nothing was executed.";
+  static override readonly defaultMessage: string =
+    "The server is not the leader; nothing was executed.";
 }
 
 /** The server is shutting down; nothing was executed. */
 export class StoppingError extends UnavailableError {
   static override readonly defaultReason: ErrorReason = ErrorReason.STOPPING;
-  static override readonly defaultMessage: string = "The server is shutting down; nothing was executed.";
+  static override readonly defaultMessage: string =
+    "The server is shutting down; nothing was executed.";
 }
 
 /** The server's store does not answer. */
@@ -403,13 +417,15 @@ export class ShardUnavailableError extends UnavailableError {
 
 /** The call did not finish within its deadline; whether it took effect may be unknown. */
 export class DeadlineError extends CronoqError {
-  static override readonly defaultMessage: string = "The call did not finish within its deadline; whether it took effect may be unknown.";
+  static override readonly defaultMessage: string =
+    "The call did not finish within its deadline; whether it took effect may be unknown.";
 }
 
 /** The task did not finish within the time waited. */
 export class WaitTimeoutError extends DeadlineError {
   static override readonly defaultReason: ErrorReason = ErrorReason.WAIT_TIMEOUT;
-  static override readonly defaultMessage: string = "The task did not finish within the time waited.";
+  static override readonly defaultMessage: string =
+    "The task did not finish within the time waited.";
 }
 
 /** The watch cannot go on without a gap. */
@@ -420,7 +436,8 @@ export class WatchLostError extends CronoqError {
 /** The watcher read too slowly and the server dropped it. */
 export class WatchTooSlowError extends WatchLostError {
   static override readonly defaultReason: ErrorReason = ErrorReason.WATCH_TOO_SLOW;
-  static override readonly defaultMessage: string = "The watcher read too slowly and the server dropped it.";
+  static override readonly defaultMessage: string =
+    "The watcher read too slowly and the server dropped it.";
 }
 
 /** The server cannot resume from this cursor. */
@@ -449,7 +466,8 @@ export class IdsExhaustedError extends InternalError {
 
 /** The task succeeded but its output is no longer kept. */
 export class OutputUnavailableError extends CronoqError {
-  static override readonly defaultMessage: string = "The task succeeded but its output is no longer kept.";
+  static override readonly defaultMessage: string =
+    "The task succeeded but its output is no longer kept.";
 }
 
 /** The bytes and the wanted value do not match. */
@@ -459,7 +477,8 @@ export class PayloadError extends CronoqError {
 
 /** The worker met an answer that no retry can change. */
 export class GaveUpError extends CronoqError {
-  static override readonly defaultMessage: string = "The worker met an answer that no retry can change.";
+  static override readonly defaultMessage: string =
+    "The worker met an answer that no retry can change.";
 }
 
 /** The client or worker is closed. */
@@ -570,5 +589,8 @@ export function errorFor(
 ): CronoqError {
   const byReason = options.reason === undefined ? undefined : BY_REASON.get(options.reason);
   const kind = byReason ?? BY_CODE[code] ?? InternalError;
-  return new kind(message, NOT_EXECUTED.has(options.reason) ? { ...options, executed: false } : options);
+  return new kind(
+    message,
+    NOT_EXECUTED.has(options.reason) ? { ...options, executed: false } : options,
+  );
 }

@@ -7,20 +7,22 @@
 
 import { type Attempt, endOf, type Interceptor, kindOfEnd, type Retryable } from "./attempt.js";
 import type { Logger } from "./logger.js";
-import { failed, failedForGood, nacked, type Outcome } from "./outcome.js";
+import { type Completed, failed, failedForGood, nacked, type Outcome } from "./outcome.js";
 import { type Codec, decodeWith, encodeWith, type Parser, textOf } from "./payload.js";
-import { type Run, StopError } from "./run.js";
+import { type Run, Stop, StopError } from "./run.js";
 
-// eslint-disable-next-line no-control-regex -- what metadata of a message may hold
 const ASCII = /^[\x00-\x7f]*$/;
 
 /** What a user writes: returns a value, or a promise of one, or throws. */
 export type HandlerFunction<T = unknown> = (payload: T, attempt: Attempt) => unknown;
 
-/** What a handler returns that has decided the outcome itself: one that runs elsewhere. */
+/** What a handler returns that has encoded its output itself: one that runs elsewhere. */
 export class Decided {
-  constructor(readonly outcome: Outcome) {}
+  constructor(readonly outcome: Completed) {}
 }
+
+/** On a function: it takes no payload, since it decodes the attempt's own elsewhere. */
+export const RUNS_ELSEWHERE = Symbol.for("cronoq.elsewhere");
 
 /** A function of the user, and how to call it. */
 export class Handler {
@@ -46,10 +48,9 @@ export class Handler {
 
   /** Runs the handler to its end; never rejects. */
   async run(attempt: Attempt, run: Run): Promise<Outcome> {
-    const { contentType, payload } = run.message;
     let value: unknown;
     try {
-      value = decodeWith(this.#codec, payload, contentType, this.#wanted);
+      value = RUNS_ELSEWHERE in this.#function ? undefined : this.#payloadOf(run);
     } catch (error) {
       return failedForGood(textOf(error)); // WP-14
     }
@@ -59,6 +60,11 @@ export class Handler {
       return this.#outcomeOf(thrown, run);
     }
     return value instanceof Decided ? value.outcome : this.#completed(value);
+  }
+
+  #payloadOf(run: Run): unknown {
+    const { contentType, payload } = run.message;
+    return decodeWith(this.#codec, payload, contentType, this.#wanted);
   }
 
   #call(depth: number, payload: unknown, attempt: Attempt): unknown {
@@ -84,9 +90,13 @@ export class Handler {
   }
 
   #outcomeOf(thrown: unknown, run: Run): Outcome {
+    if (run.stop === Stop.EXPIRED) {
+      // WP-24: the task may be another worker's by now; only success counts.
+      return failed(run.stop);
+    }
     const end = endOf(thrown);
     if (end !== undefined) {
-      const text = String(end.message);
+      const text = end.message;
       switch (kindOfEnd(end)) {
         case "retryable":
           return failed(text, (end as Retryable).retryAfterMs);

@@ -202,10 +202,7 @@ export function workerSettings(options: WorkerOptions): WorkerSettings {
     name: options.name ?? `${hostname()}:${process.pid}`,
     labels: { ...options.labels },
     insecureRedirectHttp: options.insecureRedirectHttp ?? WORKER_DEFAULTS.insecureRedirectHttp,
-    drainTimeoutMs: notNegative(
-      "drainTimeoutMs",
-      drainTimeoutMs ?? WORKER_DEFAULTS.drainTimeoutMs,
-    ),
+    drainTimeoutMs: notNegative("drainTimeoutMs", drainTimeoutMs ?? WORKER_DEFAULTS.drainTimeoutMs),
     sessionResetMs: positive("sessionResetMs", sessionResetMs ?? WORKER_DEFAULTS.sessionResetMs),
     interceptors: [...(options.interceptors ?? [])],
     logger: options.logger ?? CONSOLE,

@@ -2,7 +2,6 @@
 
 export const MESSAGE_BYTES_MAX = 32 * 1024;
 const CUT_MARK = " … (cut)";
-// eslint-disable-next-line no-control-regex -- control characters but NUL are allowed
 const PLAIN = /^[\x01-\x7f]*$/;
 
 /** The handler returned a value. */

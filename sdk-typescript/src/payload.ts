@@ -130,7 +130,7 @@ export class TransformingCodec implements Codec {
     for (const name of names.reverse()) {
       const transform = this.#transforms.find((known) => known.name === name);
       if (transform === undefined) {
-        throw new PayloadError(`payload needs transform '${name}', which is not configured`);
+        throw notConfigured(name);
       }
       plain = transform.unwrap(plain);
     }
@@ -207,6 +207,10 @@ export function decodeWith(
   }
 }
 
+function notConfigured(transform: string): PayloadError {
+  return new PayloadError(`payload needs transform '${transform}', which is not configured`);
+}
+
 function bytesOf(value: unknown): Encoded | undefined {
   if (value instanceof Uint8Array) {
     return { payload: value, contentType: BYTES_TYPE };
@@ -223,6 +227,10 @@ function decodeAs(
   wanted: Parser<unknown> | undefined,
   ownType: string,
 ): unknown {
+  const [, transform] = contentType.split(TRANSFORM_MARK);
+  if (transform !== undefined) {
+    throw notConfigured(transform);
+  }
   if (wanted === BYTES) {
     return payload;
   }

@@ -1,6 +1,15 @@
 /** Decides how what operators are told, and schedules, stand on the wire. */
 
-import { instantOf, maybeInstant, msOf, numberOf, readMap, readSpec, wordOf, writeSpec } from "./convert.js";
+import {
+  instantOf,
+  maybeInstant,
+  msOf,
+  numberOf,
+  readMap,
+  readSpec,
+  wordOf,
+  writeSpec,
+} from "./convert.js";
 import { InternalError } from "./errors.js";
 import * as wire from "./gen/cronoq/v1/admin.js";
 import type {
@@ -13,7 +22,7 @@ import type {
   WorkerInfo,
 } from "./operations.js";
 import type { Codec } from "./payload.js";
-import type { CatchUp, Fold, Gap, Overlap, ScheduleSpec } from "./spec.js";
+import { CatchUp, Fold, Gap, Overlap, type ScheduleSpec } from "./spec.js";
 
 /** Returns a schedule as it is put. */
 export function writeSchedule(spec: ScheduleSpec, codec: Codec): wire.RecurringRequest {
@@ -38,13 +47,13 @@ export function readSchedule(message: wire.RecurringInfo): ScheduleInfo {
     tz: message.tz,
     pool: message.pool,
     kind: message.kind,
-    overlap: wordOf<Overlap>(wire.Overlap, message.overlap) ?? "skip",
+    overlap: wordOf(wire.Overlap, Overlap, message.overlap) ?? "skip",
     nextAt: maybeInstant(message.nextUnixNs),
     lastTaskId: message.lastTaskId,
     paused: message.paused,
-    gap: wordOf<Gap>(wire.Gap, message.gap) ?? "run_after",
-    fold: wordOf<Fold>(wire.Fold, message.fold) ?? "first",
-    catchUp: wordOf<CatchUp>(wire.CatchUp, message.catchUp) ?? "latest",
+    gap: wordOf(wire.Gap, Gap, message.gap) ?? "run_after",
+    fold: wordOf(wire.Fold, Fold, message.fold) ?? "first",
+    catchUp: wordOf(wire.CatchUp, CatchUp, message.catchUp) ?? "latest",
   };
 }
 
@@ -61,10 +70,10 @@ export function readScheduleDetail(message: wire.RecurringDetail): ScheduleDetai
       cron: spec.cron,
       template: readSpec(spec.template),
       tz: spec.tz,
-      overlap: wordOf<Overlap>(wire.Overlap, spec.overlap),
-      gap: wordOf<Gap>(wire.Gap, spec.gap),
-      fold: wordOf<Fold>(wire.Fold, spec.fold),
-      catchUp: wordOf<CatchUp>(wire.CatchUp, spec.catchUp),
+      overlap: wordOf(wire.Overlap, Overlap, spec.overlap),
+      gap: wordOf(wire.Gap, Gap, spec.gap),
+      fold: wordOf(wire.Fold, Fold, spec.fold),
+      catchUp: wordOf(wire.CatchUp, CatchUp, spec.catchUp),
       paused: spec.paused,
     },
     skipped: Number(message.skipped),

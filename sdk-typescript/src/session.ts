@@ -278,7 +278,9 @@ export class Session {
       const size = roomOf(outcome);
       if (reports.length > 0 && (size > left || reports.length >= REPORTS_PER_MESSAGE)) {
         this.#putReports(reports, tasks);
-        [reports, tasks, left] = [[], new Map(), room];
+        reports = [];
+        tasks = new Map();
+        left = room;
       }
       reports.push(reportOf(run.lease, outcome));
       tasks.set(run.lease, run.taskId);

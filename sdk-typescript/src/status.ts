@@ -118,19 +118,19 @@ function decodeErrorInfo(bytes: Uint8Array): WireErrorInfo {
   const reader = new BinaryReader(bytes);
   const info: WireErrorInfo = { reason: "", domain: "", metadata: new Map() };
   while (reader.pos < reader.len) {
-    const tag = reader.uint32();
-    switch (tag) {
-      case 10:
+    const [field, wireType] = reader.tag();
+    switch (field) {
+      case 1:
         info.reason = reader.string();
         break;
-      case 18:
+      case 2:
         info.domain = reader.string();
         break;
-      case 26:
+      case 3:
         info.metadata.set(...decodeEntry(reader.bytes()));
         break;
       default:
-        reader.skip(tag & 7);
+        reader.skip(wireType, field);
     }
   }
   return info;
@@ -140,13 +140,13 @@ function decodeEntry(bytes: Uint8Array): [string, string] {
   const reader = new BinaryReader(bytes);
   const entry: [string, string] = ["", ""];
   while (reader.pos < reader.len) {
-    const tag = reader.uint32();
-    if (tag === 10) {
+    const [field, wireType] = reader.tag();
+    if (field === 1) {
       entry[0] = reader.string();
-    } else if (tag === 18) {
+    } else if (field === 2) {
       entry[1] = reader.string();
     } else {
-      reader.skip(tag & 7);
+      reader.skip(wireType, field);
     }
   }
   return entry;

@@ -41,6 +41,12 @@ class Stream {
   constructor(readonly targets: Set<bigint>) {}
 }
 
+/** How reading one stream went: whether the next shall wait a moment, and what went wrong. */
+interface Reading {
+  readonly needsPause: boolean;
+  readonly trouble?: CronoqError;
+}
+
 /** Joins the waits of one client into streams. */
 export class SharedWaits {
   readonly #caller: Caller;
@@ -147,9 +153,9 @@ export class SharedWaits {
     const backoff = new BackoffSeries(this.#caller.settings);
     try {
       while (this.#isOwed(stream)) {
-        const needsPause = await this.#readOnce(stream, backoff);
+        const { needsPause, trouble } = await this.#readOnce(stream, backoff);
         if (needsPause && this.#isOwed(stream)) {
-          await this.#caller.pause(backoff.nextDelay());
+          await this.#caller.pause(backoff.nextDelay(trouble));
         }
       }
     } catch (error) {
@@ -177,25 +183,26 @@ export class SharedWaits {
     return stream.targets.size > 0;
   }
 
-  /** Reads one stream to its end; true if the next shall wait a moment. */
-  async #readOnce(stream: Stream, backoff: BackoffSeries): Promise<boolean> {
+  /** Reads one stream to its end. */
+  async #readOnce(stream: Stream, backoff: BackoffSeries): Promise<Reading> {
     try {
-      return await this.#read(stream, backoff);
+      return { needsPause: await this.#read(stream, backoff) };
     } catch (thrown) {
       const error = cronoqErrorOf(thrown);
       if (error instanceof UnsupportedError) {
         this.#knowsMany = false;
         this.#waitSingly([...stream.targets]);
         stream.targets.clear();
-        return false;
+        return { needsPause: false };
       }
       if (stream.isReplaced || error instanceof DeadlineError || isUnavailable(error)) {
-        return true;
+        return { needsPause: true, trouble: error };
       }
       throw error;
     }
   }
 
+  /** True if the next stream shall wait a moment. */
   async #read(stream: Stream, backoff: BackoffSeries): Promise<boolean> {
     const request = {
       ids: [...stream.targets],
@@ -306,7 +313,7 @@ export class SharedWaits {
         if (!(error instanceof DeadlineError) && !isUnavailable(error)) {
           throw error;
         }
-        await this.#caller.pause(backoff.nextDelay());
+        await this.#caller.pause(backoff.nextDelay(error));
       }
     }
   }

@@ -2,7 +2,7 @@
 
 import { BackoffSeries, type Caller, cronoqErrorOf } from "./calls.js";
 import { readEvent } from "./convert.js";
-import { UnsupportedError, WatchTooSlowError } from "./errors.js";
+import { type CronoqError, UnsupportedError, WatchTooSlowError } from "./errors.js";
 import { TasksService, type WatchRequest } from "./gen/cronoq/v1/tasks.js";
 import { isUnavailable } from "./transport.js";
 import type { StatusEvent } from "./views.js";
@@ -33,6 +33,7 @@ export async function* watchEvents(
   const place: Place = { cursor: request.afterCursor };
   let read: Reader = readBatches;
   for (;;) {
+    let trouble: CronoqError | undefined;
     try {
       for await (const event of read(caller, request, place, signal)) {
         backoff.reset();
@@ -49,9 +50,10 @@ export async function* watchEvents(
       if (!isUnavailable(error) && !isResumable) {
         throw error;
       }
+      trouble = error;
     }
     // A stream that ends without an error ends for its server's reasons: go on likewise.
-    await caller.pause(backoff.nextDelay(), signal);
+    await caller.pause(backoff.nextDelay(trouble), signal);
   }
 }
 
