@@ -20,7 +20,7 @@ from cronoq_server.stores.pg_pruning import LATER, OLDEST
 from cronoq_server.stores.pg_session import connect
 from cronoq_server.stores.postgres import PostgresStore
 from cronoq_server.testing.builders import batch, changed, inserted, output
-from cronoq_server.testing.store_suite import lead
+from cronoq_server.testing.store_suite import ids, lead
 from tests.stores.pg_place import PostgresPlace
 
 NAMES = range(100, 120)
@@ -34,6 +34,7 @@ class Explained:
     def __init__(self, connection: Any) -> None:
         self.rows = 0
         self.read_whole: set[str] = set()
+        self.looks_by_key = 0
         self._connection = connection
 
     async def fetch(self, statement: str, *values: Any) -> list[Any]:
@@ -44,6 +45,7 @@ class Explained:
         plan = json.loads(explained)[0]["Plan"]
         self.rows += handled(plan)
         self.read_whole |= read_whole(plan)
+        self.looks_by_key += looks_by_key(plan)
         found: list[Any] = await self._connection.fetch(statement, *values)
         return found
 
@@ -70,6 +72,14 @@ def read_whole(plan: dict[str, Any]) -> set[str]:
     return found
 
 
+def looks_by_key(plan: dict[str, Any]) -> int:
+    """How often a plan goes down an index of keys."""
+    looks = sum(looks_by_key(part) for part in plan.get("Plans", ()))
+    if plan.get("Index Name", "").endswith("_key_idx"):
+        looks += int(plan["Actual Loops"])
+    return looks
+
+
 @pytest.fixture
 def place(postgres: PostgresPlace) -> PostgresPlace:
     """A fresh schema."""
@@ -86,17 +96,17 @@ LOOKS: dict[str, Look] = {
     "outputs": lambda db, at: reads.outputs(db, at, list(NAMES)),
     "whole tasks": lambda db, at: reads.tasks(db, at, list(NAMES), 0),
     "live tasks": lambda db, at: reads.live(db, at, list(range(1, 21)), 0),
-    "a page": lambda db, _: reads.page(
-        db, FinishedQuery(filter=TaskFilter(), after=1000, limit=20), 0
+    "a page": lambda db, at: reads.page(
+        db, at, FinishedQuery(filter=TaskFilter(), after=1000, limit=20), 0
     ),
-    "the newest": lambda db, _: reads.page(
-        db, FinishedQuery(filter=TaskFilter(), newest_first=True, limit=20), 0
+    "the newest": lambda db, at: reads.page(
+        db, at, FinishedQuery(filter=TaskFilter(), newest_first=True, limit=20), 0
     ),
-    "a page by key": lambda db, _: reads.page(
-        db, FinishedQuery(filter=TaskFilter(keys=("key-100", "key-2000")), limit=20), 0
+    "a page by key": lambda db, at: reads.page(
+        db, at, FinishedQuery(filter=TaskFilter(keys=("key-100", "key-2000")), limit=20), 0
     ),
-    "ends": lambda db, _: reads.page(
-        db, FinishedQuery(filter=TaskFilter(), ended_after=2, limit=20), 0
+    "ends": lambda db, at: reads.page(
+        db, at, FinishedQuery(filter=TaskFilter(), ended_after=2, limit=20), 0
     ),
     "the oldest ends": lambda db, _: db.fetch(OLDEST, 3, 700, 20),
 }
@@ -107,9 +117,9 @@ async def filled(place: PostgresPlace) -> PostgresStore:
     store = place.open_with(segment_rows=300)
     leadership = await lead(store)
     for position in range(1, 11):
-        ids = range((position - 1) * 300 + 1, position * 300 + 1)
-        rows = [inserted(n, key=f"key-{n}") for n in ids]
-        ends = [m for n in ids if n > 20 for m in (changed(n), output(n))]
+        numbers = range((position - 1) * 300 + 1, position * 300 + 1)
+        rows = [inserted(n, key=f"key-{n}") for n in numbers]
+        ends = [m for n in numbers if n > 20 for m in (changed(n), output(n))]
         await store.commit(leadership, batch(position, *rows, *ends))
     return store
 
@@ -146,3 +156,39 @@ async def test_whether_a_segment_can_be_dropped_is_one_look_at_its_index(
         await explained.fetch(LATER.format(segment=3), 3, number)
         assert explained.rows <= 2
         assert explained.read_whole == set()
+
+
+NEW_KEYS = tuple(f"new-{n}" for n in range(100))
+
+
+async def test_a_key_is_looked_for_where_it_may_be(place: PostgresPlace) -> None:
+    """New keys in hardly any of ten full segments, a known one in its own."""
+    store = await filled(place)
+    segments = store._segments
+    assert segments is not None
+    async with explaining(place) as explained:
+        assert (await reads.named(explained, segments, FinishedQuery(keys=NEW_KEYS), 0)).tasks == []
+        assert explained.looks_by_key < 2 * len(NEW_KEYS)
+        explained.looks_by_key = 0
+        named = FinishedQuery(keys=("key-700",))
+        assert ids((await reads.named(explained, segments, named, 0)).tasks) == [700]
+        assert explained.looks_by_key < len(segments)
+
+
+async def test_a_later_leader_knows_where_keys_may_be(place: PostgresPlace) -> None:
+    """Of full segments it reads what was stored, of the one being filled it knows nothing."""
+    store = await filled(place)
+    assert store._term is not None
+    await store.release_leadership(store._term)
+    leadership = await lead(store)
+    segments = store._segments
+    assert segments is not None
+    assert (len(segments.unread), segments.filters) == (9, {})
+    for keys in (("key-700",), ("key-2950",), NEW_KEYS):
+        found = await store.find_finished(FinishedQuery(keys=keys))
+        assert [task.spec.key for task in found.tasks] == [key for key in keys if key[:3] == "key"]
+    assert (segments.unread, sorted(segments.filters)) == ({}, list(range(1, 10)))
+    rows = [m for n in range(3001, 3302) for m in (inserted(n, key=f"key-{n}"), changed(n))]
+    await store.commit(leadership, batch(11, *rows))
+    found = await store.find_finished(FinishedQuery(keys=("key-3001", "key-2950")))
+    assert sorted(ids(found.tasks)) == [2950, 3001]

@@ -11,6 +11,8 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator
 
+from cronoq_server.stores.pg_keys import KeyFilter
+
 _BITS = 10
 BLOCK = 1 << _BITS
 """Ids in a block."""
@@ -84,12 +86,21 @@ class Segments:
 
     Attributes:
         aside: Ids whose rows were moved to the segment of stragglers.
+        filters: Which keys segments may hold, as far as that is known.
+        unread: Segments whose filters are stored and were not read yet.
     """
 
-    def __init__(self, rows: Iterable[tuple[int, int]] = (), aside: Iterable[int] = ()) -> None:
-        """Takes (first id, segment) pairs, and the ids that were set aside."""
+    def __init__(
+        self,
+        rows: Iterable[tuple[int, int]] = (),
+        aside: Iterable[int] = (),
+        unread: Iterable[int] = (),
+    ) -> None:
+        """Takes (first id, segment) pairs, ids set aside, and segments whose filters are stored."""
         self._firsts = sorted(rows)
         self.aside = set(aside)
+        self.filters: dict[int, KeyFilter] = {}
+        self.unread = dict.fromkeys(unread)
 
     def __len__(self) -> int:
         """How many there are, that of the stragglers not counted."""
@@ -114,12 +125,28 @@ class Segments:
             found.setdefault(self.of(task_id), []).append(task_id)
         return found
 
-    def begin(self, segment: int, first_id: int) -> None:
+    def that_may_hold(self, keys: Iterable[str]) -> tuple[list[int], list[str]]:
+        """Pairs of a segment and a key that it may hold, side by side."""
+        known = [ASIDE, *(segment for _, segment in self._firsts)]
+        filters = [(segment, self.filters.get(segment)) for segment in known]
+        places: list[int] = []
+        names: list[str] = []
+        for key in keys:
+            for segment, filter_ in filters:
+                if filter_ is None or filter_.may_hold(key):
+                    places.append(segment)
+                    names.append(key)
+        return places, names
+
+    def begin(self, segment: int, first_id: int, keys: KeyFilter) -> None:
         """A new segment takes ids from this one on."""
         insort(self._firsts, (first_id, segment))
+        self.filters[segment] = keys
 
     def drop(self, segment: int) -> None:
         """A segment is no more."""
+        self.filters.pop(segment, None)
+        self.unread.pop(segment, None)
         self._firsts = [pair for pair in self._firsts if pair[1] != segment]
 
     def full_ones(self) -> list[tuple[int, int, int]]:

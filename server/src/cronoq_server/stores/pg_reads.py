@@ -31,6 +31,7 @@ from cronoq_server.stores.codec import (
     unsigned,
 )
 from cronoq_server.stores.pages import conditions, cut, fit, page_until
+from cronoq_server.stores.pg_keys import KeyFilter
 from cronoq_server.stores.pg_ledger import ASIDE, Blocks, Ledger, Segments
 from cronoq_server.stores.pg_session import Connection, transaction
 from cronoq_server.stores.timebase import shift_schedule, shift_task
@@ -71,6 +72,15 @@ _SPARED = f"({_KEPT} OR w.segment = {ASIDE})"
 _IDS = "unnest($1::integer[], $2::bigint[]) AS w (segment, id)"
 _NAMED = f"{_IDS} {_END} CROSS JOIN cronoq_leader l"
 
+_KEYED = """(
+    SELECT k.segment, k.id FROM unnest(${}::integer[], ${}::text[]) AS p (segment, key)
+    CROSS JOIN LATERAL (
+        SELECT segment, id FROM cronoq_tasks WHERE segment = p.segment AND key = p.key OFFSET 0
+    ) k
+) w"""
+_FILTERS_READ = 8
+"""Filters of full segments that one look-up reads at most; those left are looked into."""
+
 _resized = msgspec.msgpack.Decoder(ResourceResized).decode
 
 
@@ -109,15 +119,27 @@ async def named(
         )
         found = {task.task_id: task for task in _ended(rows, base)}
     if query.keys:
+        await read_filters(db, segments)
         rows = await db.fetch(
-            f"SELECT {_SLIM} FROM "
-            "(SELECT segment, id FROM cronoq_tasks WHERE key = ANY($1) OFFSET 0) w "
-            f"{_END} CROSS JOIN cronoq_leader l {_TASK} WHERE {_SPARED} ORDER BY e.position, e.id",
-            list(query.keys),
+            f"SELECT {_SLIM} FROM {_KEYED.format(1, 2)} {_END} CROSS JOIN cronoq_leader l {_TASK} "
+            f"WHERE {_SPARED} ORDER BY e.position, e.id",
+            *segments.that_may_hold(query.keys),
         )
         newest = {task.spec.key: task for task in _ended(rows, base)}
         found |= {task.task_id: task for task in newest.values()}
     return FinishedPage(list(found.values()))
+
+
+async def read_filters(db: Connection, segments: Segments) -> None:
+    """Reads some of the filters that a leader before has stored."""
+    if segments.unread:
+        wanted = list(segments.unread)[-_FILTERS_READ:]
+        stored = await db.fetch(
+            "SELECT segment, keys FROM cronoq_segments WHERE segment = ANY($1)", wanted
+        )
+        for segment in wanted:
+            segments.unread.pop(segment, None)
+        segments.filters |= {segment: KeyFilter(bits) for segment, bits in stored}
 
 
 async def tasks(
@@ -163,7 +185,9 @@ async def ledger(db: Connection) -> Ledger:
     """Everything a leader knows by heart, in one state of the database."""
     async with transaction(db, ONE_STATE):
         leader = await db.fetchrow("SELECT * FROM cronoq_leader")
-        segments = await db.fetch("SELECT first_id, segment FROM cronoq_segments")
+        segments = await db.fetch(
+            "SELECT first_id, segment, keys IS NOT NULL FROM cronoq_segments ORDER BY segment"
+        )
         aside = await db.fetch(f"SELECT id FROM cronoq_tasks_{ASIDE}")
         blocks = await db.fetch("SELECT block, alive FROM cronoq_blocks")
     highest = leader["high_water"]
@@ -173,8 +197,9 @@ async def ledger(db: Connection) -> Ledger:
         leader["segment_rows"],
         (leader["pruned_position"], leader["pruned_id"]),
         Segments(
-            ((unsigned(first), segment) for first, segment in segments),
+            ((unsigned(first), segment) for first, segment, _ in segments),
             (unsigned(number) for (number,) in aside),
+            (segment for _, segment, is_known in segments if is_known),
         ),
         Blocks((block, bits) for block, bits in blocks),
     )
@@ -257,27 +282,31 @@ class _Filter:
         return f"position(${len(self.values)} IN {column}) > 0"
 
 
-async def page(db: Connection, query: FinishedQuery, base: int) -> FinishedPage:
+async def page(db: Connection, segments: Segments, query: FinishedQuery, base: int) -> FinishedPage:
     """A page in order of ids or of ends.
 
     Raises:
         Forgotten: An end that would be in it was pruned.
     """
+    if query.filter is not None and query.filter.keys:
+        await read_filters(db, segments)
     if query.ended_after is None:
-        return await _page_by_id(db, query, base)
+        return await _page_by_id(db, segments, query, base)
     forgotten = await db.fetchval("SELECT pruned_position FROM cronoq_leader")
     if forgotten and forgotten >= query.ended_after:
         raise Forgotten
     after = signed(query.after) if query.after else -(1 << 63)
     window = ("(e.position, e.id) > ($1, $2)", [query.ended_after, after], ("position", "id"))
-    return await _window(db, query, window, [], base)
+    return await _window(db, segments, query, window, [], base)
 
 
-async def _page_by_id(db: Connection, query: FinishedQuery, base: int) -> FinishedPage:
+async def _page_by_id(
+    db: Connection, segments: Segments, query: FinishedQuery, base: int
+) -> FinishedPage:
     found: list[StoredTask] = []
     for span in id_spans(query.after, newest_first=query.newest_first):
         window = ("e.id BETWEEN $1 AND $2", list(span), ("id",))
-        result = await _window(db, query, window, found, base)
+        result = await _window(db, segments, query, window, found, base)
         if result.next_after:
             return result
         found = result.tasks
@@ -286,12 +315,13 @@ async def _page_by_id(db: Connection, query: FinishedQuery, base: int) -> Finish
 
 _BY_KEY = f"""(
     SELECT w.segment, w.id, e.position, e.at, e.status, e.change
-    FROM (SELECT segment, id FROM cronoq_tasks WHERE key = ANY($3) OFFSET 0) w {_END}
+    FROM {_KEYED.format(3, 4)} {_END}
 )"""
 
 
 async def _window(
     db: Connection,
+    segments: Segments,
     query: FinishedQuery,
     ordered: tuple[str, list[Any], tuple[str, ...]],
     before: list[StoredTask],
@@ -304,7 +334,7 @@ async def _window(
     order = ", ".join(f"e.{column}{down}" for column in columns)
     source, among = "cronoq_ends", bounds
     if wanted.keys:  # few tasks have one key: the window is made of those
-        source, among = _BY_KEY, [*bounds, list(wanted.keys)]
+        source, among = _BY_KEY, [*bounds, *segments.that_may_hold(wanted.keys)]
     window = f"{_ENDS} FROM {source} e, cronoq_leader l WHERE {where} AND {_KEPT} ORDER BY {order}"
     room = query.limit + 1 - len(before)
     place = len(among) + 1

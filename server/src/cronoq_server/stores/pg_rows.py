@@ -22,12 +22,13 @@ from cronoq_server.engine.mutations import (
 )
 from cronoq_server.stores.base import Batch, Rejected
 from cronoq_server.stores.codec import encode_change, encode_schedule, signed, task_row, unsigned
+from cronoq_server.stores.pg_keys import KeyFilter
 from cronoq_server.stores.pg_ledger import Ledger, block_bytes
 from cronoq_server.stores.pg_session import Connection
 from cronoq_server.stores.timebase import shift_change, shift_inserted, shift_schedule
 
 SEGMENTS_WANTED = 64
-"""Segments grow so that there are no more than about so many: look-ups visit each."""
+"""Segments grow so that there are no more than about so many: pages and unknown keys visit each."""
 
 _TASKS = (
     *("segment", "id", "created_at", "key", "pool", "kind", "tenant", "schedule"),
@@ -41,7 +42,7 @@ class Plan:
     """What a batch writes of tasks.
 
     Attributes:
-        begins: The new segment that its tasks begin, and its first (unsigned) id.
+        begins: The new segment that its tasks begin, its first (unsigned) id, and its keys.
         returned: Ids whose end is taken back: tasks put back, or ended anew after that.
         altered: Blocks of living ids that change.
         rows: Tasks in the newest segment afterwards.
@@ -66,18 +67,22 @@ class Plan:
         self.outputs = dict(batch.outputs)
         self.altered = self._changes(self._inserts(inserted, changed), changed)
 
-    def _new_segment(self, segment_rows: int) -> tuple[int, int] | None:
+    def _new_segment(self, segment_rows: int) -> tuple[int, int, KeyFilter] | None:
         segments, batch = self._ledger.segments, self._batch
         wanted = max(segment_rows, len(segments) * segment_rows // SEGMENTS_WANTED)
         if not batch.inserted or (segments.newest and self._ledger.rows < wanted):
             return None
-        return segments.newest + 1, batch.inserted[0].task_id
+        return segments.newest + 1, batch.inserted[0].task_id, KeyFilter.for_rows(wanted)
 
     def _inserts(
         self, inserted: Sequence[TaskInserted], changed: dict[int, StatusChanged]
     ) -> set[int]:
         """Plans new tasks, with their change if they live on; returns their ids."""
-        segment = self.begins[0] if self.begins else self._ledger.segments.newest
+        segments = self._ledger.segments
+        segment = self.begins[0] if self.begins else segments.newest
+        keys = self.begins[2] if self.begins else segments.filters.get(segment)
+        if keys is not None:
+            keys.add(row.spec.key for row in inserted if row.spec.key)
         add = self.tasks.append
         for row in inserted:
             change = changed.get(row.task_id)
@@ -132,7 +137,9 @@ class Plan:
             Rejected: A task that is changed is not there.
         """
         if self.begins:
-            await begin_segment(connection, *self.begins)
+            segment, first_id, _ = self.begins
+            await begin_segment(connection, segment, first_id)
+            await _keep_filter(connection, self._ledger)
         await self._take_back(connection)
         for table, columns, rows in (
             ("cronoq_tasks", _TASKS, self.tasks),
@@ -169,6 +176,16 @@ class Plan:
             raise Rejected(f"task {task_id} is not there", "StatusChanged", task_id, "task_id")
 
 
+async def _keep_filter(connection: Connection, ledger: Ledger) -> None:
+    """Stores which keys the segment may hold that has just been filled, if that is known."""
+    full = ledger.segments.newest
+    keys = ledger.segments.filters.get(full)
+    if keys is not None:
+        await connection.execute(
+            "UPDATE cronoq_segments SET keys = $1 WHERE segment = $2", keys.stored(), full
+        )
+
+
 async def write_blocks(connection: Connection, altered: dict[int, int]) -> None:
     """Writes the blocks that change, within the transaction that is open."""
     alive = [(block, block_bytes(bits)) for block, bits in altered.items() if bits]
@@ -196,7 +213,7 @@ async def begin_segment(connection: Connection, segment: int, first_id: int) -> 
     statements += [
         f"CREATE INDEX ON cronoq_tasks_{segment} (key) WHERE key IS NOT NULL",
         f"CREATE INDEX ON cronoq_ends_{segment} (position, id)",
-        f"INSERT INTO cronoq_segments VALUES ({segment}, {signed(first_id)})",
+        f"INSERT INTO cronoq_segments (segment, first_id) VALUES ({segment}, {signed(first_id)})",
     ]
     await connection.execute("; ".join(statements))
 

@@ -393,12 +393,7 @@ class PostgresStore:
         """See `Store.find_finished`."""
         if query.ids or query.keys:
             return await self._look_up(partial(reads.named, query=query, base=self._base))
-
-        async def look(db: Connection) -> FinishedPage:
-            async with transaction(db, reads.ONE_STATE):
-                return await reads.page(db, query, self._base)
-
-        return await self._reader.run(look)
+        return await self._look_up(partial(reads.page, query=query, base=self._base))
 
     async def load_tasks(self, ids: Sequence[int]) -> list[StoredTask]:
         """See `Store.load_tasks`."""
