@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import sys
@@ -83,6 +84,7 @@ class ReplicaProcess:
             *(*self.wrapper, sys.executable, "-m", "cronoq_server", "--config", str(self._config)),
             stdout=DEVNULL,
             stderr=PIPE,
+            start_new_session=bool(self.wrapper),  # else it ends with whoever started it
         )
         self._reader = asyncio.create_task(self._read(self._process))
         await self.says("server_ready", "stands_by")
@@ -157,8 +159,24 @@ class ReplicaProcess:
         assert self._process is not None
         assert self._reader is not None
         self.send(number)
+        await self.wait()
+        assert self._process.returncode is not None
+        return self._process.returncode
+
+    def end_group(self) -> None:
+        """Ends it together with the command that runs it, if one does."""
+        assert self._process is not None
+        if self.wrapper:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        else:
+            self.send(signal.SIGKILL)
+
+    async def wait(self) -> None:
+        """Returns when it has ended."""
+        assert self._process is not None
+        assert self._reader is not None
         await self._reader
-        return await self._process.wait()
+        await self._process.wait()
 
     async def kill(self) -> None:
         """Ends it without a chance to do anything, whatever state it is in."""
