@@ -19,7 +19,7 @@ from cronoq._calls import GET
 from cronoq._endpoint import parse_configured
 from cronoq._proto import task_pb2, tasks_pb2
 from cronoq._transport import STREAM_BUFFER, Connection, ServerStream
-from cronoq.errors import UnavailableError
+from cronoq.errors import NotLeaderError, UnavailableError
 
 CERTS = Path(__file__).parent / "certs"
 QUICK = Backoff(initial=0.001, maximum=0.01)
@@ -122,6 +122,44 @@ async def test_a_refused_call_may_have_been_executed(server: ScriptedServer) -> 
     with pytest.raises(UnavailableError) as caught:
         await connection.channel().unary(GET, tasks_pb2.GetRequest(), PATIENCE_S)
     assert caught.value.executed is None
+    connection.close()
+
+
+async def test_a_connection_to_a_standby_is_left_for_another(server: ScriptedServer) -> None:
+    """The next call dials anew, as long as that does not become a storm; calls under way go on."""
+    leads = asyncio.Event()
+    arrived = asyncio.Event()
+
+    async def get(request: Any) -> Any:
+        if request.task.id == 1:
+            arrived.set()
+            await leads.wait()
+            return task_pb2.TaskInfo(id=1, status=task_pb2.TASK_STATUS_READY)
+        raise Refusal(grpc.StatusCode.UNAVAILABLE, "not the leader", reason="NOT_LEADER")
+
+    async def ask(task_id: int) -> task_pb2.TaskInfo:
+        request = tasks_pb2.GetRequest(task=task_pb2.TaskRef(id=task_id))
+        return await connection.channel().unary(GET, request, PATIENCE_S)
+
+    server.on("Get", get)
+    connection = Connection(ClientOptions(), parse_configured(server.endpoint, tls=False))
+    first = connection.channel()
+    waiting = asyncio.create_task(ask(1))
+    await arrived.wait()
+    first.made_at += 3600.0
+    with pytest.raises(NotLeaderError):
+        await ask(2)
+    assert connection.channel() is first
+    first.made_at -= 2 * 3600.0
+    with pytest.raises(NotLeaderError):
+        await ask(2)
+    second = connection.channel()
+    assert second is not first
+    second.made_at -= 3600.0
+    with pytest.raises(NotLeaderError):
+        await ask(2)
+    leads.set()
+    assert (await waiting).id == 1
     connection.close()
 
 

@@ -17,6 +17,7 @@ import collections
 import functools
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -28,7 +29,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from ._endpoint import Endpoint
-from .errors import CronoqError, ErrorReason, UnavailableError, error_for
+from .errors import CronoqError, ErrorReason, NotLeaderError, UnavailableError, error_for
 from .options import ConnectOptions, TlsOptions, seconds
 
 SHARD_ENDPOINT_KEY = "cronoq-shard-endpoint"
@@ -36,6 +37,9 @@ _STATUS_KEY = "grpc-status-details-bin"
 _ERROR_DOMAIN = "cronoq"
 # Messages a stream may be ahead of its reader; beyond it the server feels the back pressure.
 STREAM_BUFFER = 64
+# A connection is this old, in seconds, before a client leaves it because nobody leads there: so it
+# makes at most four in a second while nobody leads anywhere.
+LEAVE_AFTER_S = 0.25
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -133,7 +137,11 @@ class Channel:
     """Calls over one connection, of the process that made it."""
 
     def __init__(self, channel: grpc.Channel, token: str | None) -> None:
+        self.made_at = time.monotonic()
+        self.on_not_leader: Callable[[Channel], None] = lambda _: None
         self._channel = channel
+        self._lock = threading.Lock()
+        self._open_calls = 0
         self._metadata: Metadata = () if token is None else (("authorization", f"Bearer {token}"),)
         self._callables: dict[str, Any] = {}
 
@@ -161,6 +169,7 @@ class Channel:
             )
         except ValueError as error:
             raise _closed() from error
+        self._count(call)
         call.add_done_callback(functools.partial(_wake, loop, done))
         try:
             await done
@@ -168,7 +177,7 @@ class Channel:
             call.cancel()
             raise
         if call.code() is not grpc.StatusCode.OK:
-            raise call_error(call)
+            raise self._failed(call)
         return call.result()  # type: ignore[no-any-return]
 
     def blocking_unary(
@@ -199,11 +208,32 @@ class Channel:
             )
         except ValueError as error:
             raise _closed() from error
-        return ServerStream(call, asyncio.get_running_loop())
+        self._count(call)
+        return ServerStream(call, asyncio.get_running_loop(), self._failed)
 
     def exchange(self, method: Method[Response], requests: Iterator[_Message]) -> Any:
         """Opens a stream in both directions; the caller iterates over it on its own thread."""
         return self._callable("stream_stream", method)(requests, metadata=self._metadata)
+
+    def _count(self, call: Any) -> None:
+        with self._lock:
+            self._open_calls += 1
+        call.add_done_callback(self._uncount)
+
+    def _uncount(self, _call: object) -> None:
+        with self._lock:
+            self._open_calls -= 1
+
+    def _failed(self, call: Any) -> CronoqError:
+        error = call_error(call)
+        if isinstance(error, NotLeaderError):
+            self.on_not_leader(self)
+        return error
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way."""
+        return not self._open_calls
 
     def close(self) -> None:
         """Ends all calls and the connection."""
@@ -236,13 +266,16 @@ class Connection:
     def channel(self) -> Channel:
         """Returns the channel to use for a call that begins now.
 
+        It is another one after a call whose answer was that the server does not lead.
+
         Raises:
             OSError: A certificate file cannot be read.
         """
         if self._pid != os.getpid():
             self._adopt_process()
-        if self._channel is not None and not self._endpoint.is_encrypted:
-            return self._channel
+        channel = self._channel
+        if channel is not None and not self._endpoint.is_encrypted:
+            return channel
         with self._lock:
             return self._renewed()
 
@@ -264,8 +297,21 @@ class Connection:
             # Calls under way go on there; it is closed with the connection.
             self._retired.append(self._channel)
         self._channel = self._dialer.dial(self._endpoint, self._token)
+        self._channel.on_not_leader = self._leave
         self._certificates = version
         return self._channel
+
+    def _leave(self, channel: Channel) -> None:
+        """Has the next call dial anew: behind the same address somebody else may lead."""
+        with self._lock:
+            is_young = time.monotonic() - channel.made_at < LEAVE_AFTER_S
+            if channel is not self._channel or is_young:
+                return
+            for retired in [other for other in self._retired if other.is_idle]:
+                self._retired.remove(retired)
+                retired.close()
+            self._retired.append(channel)
+            self._channel = None
 
     def close(self) -> None:
         """Ends all calls and connections of this process."""
@@ -301,9 +347,15 @@ def post(loop: asyncio.AbstractEventLoop, act: Callable[..., object], *arguments
 class ServerStream(Generic[Response]):
     """Messages of one stream, read by a thread of its own, handed to one loop."""
 
-    def __init__(self, call: Any, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        call: Any,
+        loop: asyncio.AbstractEventLoop,
+        failed: Callable[[Any], CronoqError] | None = None,
+    ) -> None:
         self._call = call
         self._loop = loop
+        self._failed = failed or call_error
         self._items: collections.deque[Response] = collections.deque()
         self._room = threading.Semaphore(STREAM_BUFFER)
         self._ended = False
@@ -346,7 +398,7 @@ class ServerStream(Generic[Response]):
             if not self._items and not self._ended:
                 await self._wakeup.wait()
         if self._call.code() is not grpc.StatusCode.OK:
-            raise call_error(self._call)
+            raise self._failed(self._call)
 
     def cancel(self) -> None:
         """Ends the stream; its reader sees CANCELLED."""
