@@ -95,6 +95,7 @@ class Server:
         metrics: What Prometheus is told.
         authenticator: Knows who callers are.
         service: What callers ask.
+        reader: Reads the tasks that they submit.
         certificates: What the server shows of itself; None without TLS.
         peers: The servers of other shards; None without shards.
     """
@@ -130,13 +131,13 @@ class Server:
         self._replica = Replica(self._store, self._clock, self._engine, settings, self)
         self.leader = self._replica.leader
         self.metrics = Metrics(__version__, self.leader, lambda: self._replica.ready)
-        self._reader = SpecReader(config.limits, [pool.name for pool in config.pools])
-        self.service, admin, self.peers = services(config, self.leader, self._reader)
+        self.reader = SpecReader(config.limits, [pool.name for pool in config.pools])
+        self.service, admin, self.peers = services(config, self.leader, self.reader)
         self._tracing: Tracing | None = None
         if config.server.otlp_endpoint is not None:
             self.follow(Tracing.to_collector(config.server.otlp_endpoint, __version__))
         self.authenticator = Authenticator(config.auth)
-        handlers = all_handlers(self.service, admin, self._reader, self.authenticator)
+        handlers = all_handlers(self.service, admin, self.reader, self.authenticator)
         names: tuple[str, ...] = SERVICES
         if isinstance(clock, ManualClock):
             handlers.append(ClockService(clock, self.leader).handler(self.authenticator))
@@ -150,7 +151,7 @@ class Server:
         )
         self._http = HttpServer(
             config,
-            application(__version__, self.service, self._reader, self.metrics.render),
+            application(__version__, self.service, self.reader, self.metrics.render),
             ReplicaRole(self._replica),
             self.authenticator,
             self.metrics.render,
@@ -197,7 +198,7 @@ class Server:
             self.certificates.replace(config.server.tls)
         self.authenticator.replace(config.auth)
         self.service.replace_limits(config.limits)
-        self._reader.replace_limits(config.limits)
+        self.reader.replace_limits(config.limits)
         self._http.replace_limits(config.limits)
         self._config = config
         self._tell_engine()
