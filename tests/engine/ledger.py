@@ -107,6 +107,7 @@ class Ledger:
         if self.ends.pop(task_id, None) is not None:
             assert before is not None
             assert change.attempts_max > before.attempt, "a task put back has a budget"
+            assert change.put_back > before.put_back, "each redrive has a number of its own"
         else:
             assert change.status in WRITTEN, "derived statuses are never written"
         if before is not None:

@@ -8,7 +8,14 @@ import msgspec
 import pytest
 
 from cronoq_server.engine import effects
-from cronoq_server.engine.events import Bulk, CancelledByWorker, Delete, Redrive
+from cronoq_server.engine.events import (
+    Bulk,
+    CancelledByWorker,
+    Delete,
+    Redrive,
+    Submit,
+    SubmitMode,
+)
 from cronoq_server.engine.model import (
     SECOND,
     BulkAction,
@@ -184,6 +191,89 @@ def test_parents_that_nobody_knows_count_as_satisfied() -> None:
     assert world.status(child) == world.status(other) == Status.READY
 
 
+@pytest.mark.parametrize("by_key", [True, False])
+@pytest.mark.parametrize("ends_again", [True, False])
+def test_child_that_is_past_an_edge_stays_past_it(by_key: bool, ends_again: bool) -> None:
+    """EN-117: what held when the parent ended holds, whatever the parent does when put back."""
+    world = World()
+    parent, gate = world.add(spec("parent", key="p"), spec("gate"))
+    edges = after("p" if by_key else parent, on=EdgeCondition.ON_FAILURE)
+    child = world.add(spec(dependencies=edges + after(gate)))
+    session = world.join(kinds=("parent",))
+    world.fail(session, permanent=True)
+    assert redrive(world, parent) == DONE
+    later = world.add(spec(dependencies=edges))
+    if ends_again:
+        world.complete(session)
+        assert world.status(later) == Status.SKIPPED
+    world.crash()
+    assert world.status(child) == Status.BLOCKED
+    if not ends_again:
+        assert world.status(later) == Status.BLOCKED
+    world.complete(world.join(kinds=("gate",)))
+    worker = world.join(kinds=("work",))
+    assert world.lease(worker).task_id == child
+    assert world.lease(worker).parents == (parent, gate)
+
+
+def test_child_put_back_after_its_parent_waits_for_it_after_a_failover() -> None:
+    """EN-117: the order of redrives counts, also when nothing was submitted in between."""
+    world = World()
+    parent, gate = world.add(spec("parent"), spec("gate"))
+    edges = after(parent, on=EdgeCondition.ON_COMPLETE) + after(gate)
+    waits, past = world.add(spec(dependencies=edges), spec(dependencies=edges))
+    session = world.join(kinds=("parent",))
+    world.fail(session, permanent=True)
+    world.cancel(waits)
+    world.cancel(past)
+    assert redrive(world, past) == DONE
+    assert redrive(world, parent) == DONE
+    assert redrive(world, waits) == DONE
+    for _ in range(2):
+        assert world.engine._state.tasks[past].unmet == 1
+        assert world.engine._state.tasks[waits].unmet == 2
+        world.crash()
+
+
+def test_numbers_of_redrives_are_never_ids() -> None:
+    """EN-117: a leader whose epoch can't be told from the one before begins above them."""
+    world = World(epoch=70_000)
+    task = world.add(spec())
+    world.cancel(task)
+    assert redrive(world, task) == DONE
+    world.crash()
+    assert world.add(spec()) > world.ledger.changes[task].put_back > task
+
+
+def test_key_that_came_after_a_redrive_is_not_waited_for_after_a_failover() -> None:
+    """EN-117: it counted as satisfied when the task was put back."""
+    world = World(PoolSettings("default", await_unknown_dependencies=10 * SECOND))
+    task = world.add(spec(dependencies=after("never")))
+    world.leap(20 * SECOND)
+    assert redrive(world, task) == DONE
+    world.add(spec("other", key="never"))
+    world.crash()
+    assert world.status(task) == Status.READY
+
+
+def test_task_that_took_the_key_of_a_forgotten_parent_is_no_parent() -> None:
+    """EN-117: only the store knew that parent, and has pruned it: the edge holds all the same."""
+    world = World(key_retention=SECOND)
+    parent = world.add(spec("other", key="p"))
+    world.complete(world.join(kinds=("other",)))
+    world.leap(5 * SECOND)
+    gate = world.add(spec("gate"))
+    child = world.add(spec(dependencies=after("p", gate)))
+    world.leap(SECOND)
+    submit = Submit(world.call(), [spec("taker", key="p")], SubmitMode.ONE, world.mono)
+    (taker,) = world.ask(submit).ids
+    assert taker != parent
+    world.crash()
+    assert world.engine._state.tasks[child].unmet == 1
+    world.cancel(taker)
+    assert world.status(child) == Status.BLOCKED
+
+
 def test_skipped_children_stay_skipped() -> None:
     """EN-112: a redrive is for one task; its children are put back by hand."""
     world = World()
@@ -340,6 +430,22 @@ def test_only_ended_tasks_of_ones_own_are_deleted() -> None:
     refused(delete(world, task, frozenset("b")), ErrorReason.TASK_UNKNOWN)
     refused(delete(world, 99), ErrorReason.TASK_UNKNOWN)
     assert delete(world, task, frozenset("a")) == DONE
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_parent_of_a_live_task_is_not_deleted(started: bool) -> None:
+    """EN-115: a handler may ask for its output, and a leader for its key."""
+    world = World()
+    parent, gate = world.add(spec("parent", key="p"), spec("gate"))
+    child = world.add(spec(dependencies=after("p", *(() if started else (gate,)))))
+    session = world.join(kinds=("parent", "work"))
+    world.complete(session)
+    assert bool(world.out[session]) is started
+    refused(delete(world, parent), ErrorReason.NOT_TERMINAL)
+    world.crash()
+    refused(delete(world, parent), ErrorReason.NOT_TERMINAL)
+    world.cancel(child)
+    assert delete(world, parent) == DONE
 
 
 def test_forgotten_task_is_deleted_from_the_store() -> None:

@@ -380,9 +380,6 @@ class Workload:
             return []
         call, target = self._call(), rng.choice(list(ledger.ends))
         draw = rng.random()
-        spec = ledger.rows[target].spec
-        if not self.crashes and (spec.dependencies or spec.key or self._has_children(target)):
-            return []  # which edges were past when a task was put back is not written
         if draw < 0.2 and self.crashes:
             page = tuple(ledger.stored(i) for i in sorted(ledger.ends)[-5:])
             action = rng.choice(list(BulkAction))

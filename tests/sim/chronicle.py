@@ -41,6 +41,8 @@ class Chronicle:
         was_paused: Schedules that were paused since they were put.
         deleted: Tasks removed by hand.
         redriven: How often each task was put back.
+        inserted_at: Position of the batch that brought each task.
+        turns: What ended each task or put it back, in order: (position, status; 0 = put back).
     """
 
     def __init__(self) -> None:
@@ -60,6 +62,8 @@ class Chronicle:
         self.was_paused: dict[str, None] = {}
         self.deleted: dict[int, None] = {}
         self.redriven: dict[int, int] = {}
+        self.inserted_at: dict[int, int] = {}
+        self.turns: dict[int, list[tuple[int, int]]] = {}
 
     def write(self, epoch: int, batch: Batch) -> None:
         """Takes over a batch that the database has just accepted."""
@@ -93,6 +97,7 @@ class Chronicle:
         task_id = row.task_id
         self.rows[task_id] = row
         self.live[task_id] = None
+        self.inserted_at[task_id] = self.position
         self.high_water = max(self.high_water, task_id)
         if row.spec.key:
             self.by_key.setdefault(row.spec.key, []).append(task_id)
@@ -104,15 +109,34 @@ class Chronicle:
         before = self.changes.get(task_id)
         if before is not None and before.status >= FIRST_TERMINAL:
             self.redriven[task_id] = self.redriven.get(task_id, 0) + 1
+            self.turns[task_id].append((self.position, 0))
             self.live[task_id] = None
         self.changes[task_id] = change
         if change.status >= FIRST_TERMINAL:
             self.ends.setdefault(task_id, []).append((self.position, change.status))
+            self.turns.setdefault(task_id, []).append((self.position, change.status))
             self.live.pop(task_id, None)
         if change.status == Status.RUNNING:
             self.running[task_id] = None
         else:
             self.running.pop(task_id, None)
+
+    def decisive_end(self, parent: int, since: int) -> int | None:
+        """The end that decides an edge of a task that came with the batch at position `since`.
+
+        Returns:
+            Its status; 0 if none is written yet; None if it can't be told, because something
+            happened to the parent in that very batch.
+        """
+        decisive = 0
+        for position, status in self.turns.get(parent, ()):
+            if position == since:
+                return None
+            if position < since:
+                decisive = status
+            else:
+                return decisive or status
+        return decisive
 
     def digest(self) -> str:
         """One short text for all that was committed, in its order."""

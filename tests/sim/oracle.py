@@ -18,6 +18,7 @@ from cronoq_server.engine.ending import edge_holds
 from cronoq_server.engine.model import (
     DEFAULT_RETRY,
     FIRST_TERMINAL,
+    Dependency,
     Duration,
     EngineSettings,
     MissPolicy,
@@ -288,8 +289,22 @@ class Edges:
                         continue  # a parent may have been forgotten, which counts as satisfied
                     if not self._held(edge.target, edge.condition):
                         known.broken(self.promise, f"task {task_id} started before {edge}")
-            elif change.status == Status.SKIPPED and not self._is_doomed(spec):
+                    elif self._contradicts(task_id, edge, True):
+                        known.broken(self.promise, f"task {task_id} started in spite of {edge}")
+            elif change.status == Status.SKIPPED and not self._is_doomed(task_id, spec):
                 known.broken(self.promise, f"task {task_id} was skipped for no reason: {change}")
+
+    def _contradicts(self, task_id: int, edge: Dependency, held: bool) -> bool:
+        """Whether the end that counts for an edge by id says that it did not hold, or that it did.
+
+        That is the parent's last end when the task came, or else its first one after that, whatever
+        became of the parent when it was put back.
+        """
+        chronicle, parent = self._known.chronicle, edge.target
+        if not isinstance(parent, int) or parent in chronicle.deleted:
+            return False
+        end = chronicle.decisive_end(parent, chronicle.inserted_at[task_id])
+        return end is not None and end != 0 and edge_holds(edge.condition, end) is not held
 
     def _parents(self, target: TaskRef) -> Iterable[int]:
         return (
@@ -304,7 +319,7 @@ class Edges:
             for _, status in chronicle.ends.get(parent, ())
         )
 
-    def _is_doomed(self, spec: TaskSpec) -> bool:
+    def _is_doomed(self, task_id: int, spec: TaskSpec) -> bool:
         ends, by_key = self._known.chronicle.ends, self._known.chronicle.by_key
         if any(name == SCHEDULE_TAG for name, _ in spec.tags):
             return True
@@ -314,7 +329,9 @@ class Edges:
             ):
                 return True
             for parent in self._parents(edge.target):
-                if any(not edge_holds(edge.condition, s) for _, s in ends.get(parent, ())):
+                if any(
+                    not edge_holds(edge.condition, s) for _, s in ends.get(parent, ())
+                ) and not self._contradicts(task_id, edge, False):
                     return True
         return False
 

@@ -110,6 +110,7 @@ class Worker:
         self._is_joined = False
         self._hung = False
         self._most = 0
+        self._asked = 0
         self._ttl: Duration = 0
         self._token = b""
         self._running: dict[int, Handler] = {}
@@ -149,6 +150,7 @@ class Worker:
 
     def _registration(self, number: int, _token: bytes) -> WorkerJoined:
         resume = None
+        self._asked = self.slots
         if self._token and self.protocol >= 4:
             named = dict.fromkeys(self._running)
             for reports in self._unheard.values():
@@ -313,7 +315,10 @@ class Worker:
     def _joined(self, session: Session, joined: Joined) -> None:
         self._is_joined = True
         # Fewer may be granted at first; the others come when there are some.
-        self._most = max(joined.slots, self.slots)
+        self._most = max(joined.slots, self._asked, self.slots)
+        if self.slots != self._asked:
+            # Changed while nobody listened: the server still goes by what was asked for.
+            self._send(lambda session: session.set_slots(self.slots))
         self._ttl = joined.lease_ttl
         self._token = joined.token
         self._last_heard = self.world.timeline.now

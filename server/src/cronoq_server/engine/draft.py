@@ -189,6 +189,7 @@ class Draft:
                     task.progress,
                     task.history,
                     task.id in outputs,
+                    task.put_back,
                 )
             )
         rows += self.outputs

@@ -73,6 +73,10 @@ class IdSource:
         self._next = task_id + 1
         return task_id
 
+    def pass_over(self, task_id: int) -> None:
+        """Takes no id up to this one, which was drawn before."""
+        self._next = max(self._next, task_id + 1)
+
     def left(self) -> int:
         """How many ids can still be taken."""
         return self._end - self._next + 1

@@ -45,6 +45,8 @@ class StatusChanged(msgspec.Struct, frozen=True, gc=False):
         progress: The last progress known.
         history: The last 20 attempts that did not succeed.
         has_output: Whether an output was stored with its success.
+        put_back: The task id that was drawn when it was last put back, and that no task has;
+            0 = never. Whoever came before, by id or by a number of this kind, has seen its end.
     """
 
     task_id: int
@@ -58,6 +60,7 @@ class StatusChanged(msgspec.Struct, frozen=True, gc=False):
     progress: Progress | None = None
     history: tuple[PastAttempt, ...] = ()
     has_output: bool = False
+    put_back: int = 0
 
 
 class OutputStored(msgspec.Struct, frozen=True, gc=False):

@@ -36,13 +36,14 @@ class Restoration:
     Rows are not kept: while a million of them pass by, what is built from them is there once.
     """
 
-    __slots__ = ("_changes", "_ended", "_live", "_settings", "_state")
+    __slots__ = ("_changes", "_ended", "_live", "_put_back", "_settings", "_state")
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._live: list[Task] = []
         self._changes: dict[int, StatusChanged] = {}
         self._ended: list[StoredTask] = []
+        self._put_back: dict[int, int] = {}
         self._settings: list[RecoveredChunk] = []
 
     def take(self, chunk: RecoveredChunk) -> None:
@@ -52,10 +53,20 @@ class Restoration:
             self._live.append(_live_task(state, stored))
             if stored.change is not None:
                 changes[stored.task_id] = stored.change
+                if stored.change.put_back:
+                    self._was_put_back(stored.task_id, stored.change.put_back)
+        for ended in (chunk.parents, chunk.finished):
+            for stored in ended:
+                if stored.change is not None and stored.change.put_back:
+                    self._was_put_back(stored.task_id, stored.change.put_back)
         self._ended += chunk.parents
         self._ended += chunk.finished
         if chunk.schedules or chunk.paused_pools or chunk.resized:
             self._settings.append(chunk)
+
+    def _was_put_back(self, task_id: int, number: int) -> None:
+        self._put_back[task_id] = number
+        self._state.ids.pass_over(number)
 
     def settle(self, draft: Draft) -> None:
         """Decides where everything stands that was taken over."""
@@ -67,14 +78,14 @@ class Restoration:
         dooms: dict[int, str] = {}
         for task in live:
             if task.spec.dependencies:
-                doom = _tie(draft, task, last(task.id))
+                doom = _tie(draft, task, last(task.id), self._put_back)
                 if doom is not None:
                     dooms[task.id] = doom
         # Whoever waits for a parent stands there before the first parent ends.
         for task in live:
             change = last(task.id)
             if not _has_started(change):
-                _place(draft, task, change, task.id in dooms)
+                _place(draft, task, change, task.id in dooms, self._put_back)
         for task in live:
             change = last(task.id)
             if change is not None and _has_started(change):
@@ -139,6 +150,7 @@ def _live_task(state: State, stored: StoredTask) -> Task:
         task.message = change.message
         task.progress = change.progress
         task.history = change.history
+        task.put_back = change.put_back
     state.adopt(task)
     return task
 
@@ -173,13 +185,23 @@ def _slim(draft: Draft, stored: StoredTask) -> Finished | None:
     )
 
 
-def _tie(draft: Draft, task: Task, change: StatusChanged | None) -> str | None:
+def _tie(
+    draft: Draft, task: Task, change: StatusChanged | None, put_back: dict[int, int]
+) -> str | None:
     """Finds the parents again; returns why the task is doomed, if it is.
 
     Edges of a task that has started hold for good. Those of one that was put back were judged
-    then: it waits for parents that live, and for nothing else.
+    then: it waits for parents that live, and for nothing else. Whoever waited when a parent was
+    put back had seen that one's end: the edge holds, whatever becomes of the parent now.
+
+    Args:
+        draft: The step.
+        task: Whose edges.
+        change: Its last change.
+        put_back: What was drawn when tasks were put back, by task.
     """
     state = draft.state
+    came = task.put_back or task.id
     parents: dict[int, None] = {}
     doom: str | None = None
     for edge in task.spec.dependencies:
@@ -190,7 +212,11 @@ def _tie(draft: Draft, task: Task, change: StatusChanged | None) -> str | None:
                 state.await_key(str(target), task, condition)
                 task.unmet += 1
             continue
+        if parent > came and _came_too_late(draft, parent, task):
+            continue
         parents[parent] = None
+        if came < put_back.get(parent, 0):
+            continue
         ended = state.finished.get(parent)
         if parent in state.tasks and not _has_started(change):
             state.children.setdefault(parent, []).append((task, condition))
@@ -199,11 +225,39 @@ def _tie(draft: Draft, task: Task, change: StatusChanged | None) -> str | None:
             doom = doom or impossible(parent, condition, ended.status)
     state.set_parents(task, tuple(parents))
     if change is None and not task.unmet and doom is None:
-        ahead = ahead_of(state, task)
+        ahead = _ahead(state, task, put_back)
         if ahead:
             queue_behind(state, task, ahead)
             task.unmet = 1
     return doom
+
+
+def _came_too_late(draft: Draft, other: int, task: Task) -> bool:
+    """Whether a task with a parent's key came when that parent was forgotten, and the key free.
+
+    What was put back awaits no key. Otherwise, where keys are awaited, it may be the one that was
+    waited for.
+    """
+    if task.put_back:
+        return True
+    live = draft.state.tasks.get(other)
+    awaits = draft.state.pools[task.spec.pool].settings.await_unknown_dependencies
+    return live is not None and not awaits and live.created_at > task.created_at
+
+
+def _ahead(state: State, task: Task, put_back: dict[int, int]) -> int:
+    """The first occurrence that a chained one waits for; those put back since it came don't count.
+
+    Returns:
+        Its id; 0 = none.
+    """
+    if ahead_of(state, task):
+        for other in state.occurrences[task.schedule]:
+            if other >= task.id:
+                break
+            if put_back.get(other, 0) <= task.id:
+                return other
+    return 0
 
 
 def _still_awaits(draft: Draft, task: Task) -> bool:
@@ -217,7 +271,13 @@ def _still_awaits(draft: Draft, task: Task) -> bool:
     return True
 
 
-def _place(draft: Draft, task: Task, change: StatusChanged | None, doomed: bool) -> None:
+def _place(
+    draft: Draft,
+    task: Task,
+    change: StatusChanged | None,
+    doomed: bool,
+    put_back: dict[int, int],
+) -> None:
     """Decides where a recovered task waits that has not started, or was put back."""
     state = draft.state
     if change is not None:
@@ -228,7 +288,11 @@ def _place(draft: Draft, task: Task, change: StatusChanged | None, doomed: bool)
     if task.unmet or doomed:
         draft.transition(task, Cause.WAITS_FOR_PARENTS)
     else:
-        _settle_since(draft, task, task.created_at if change is None else change.at)
+        seen: list[int] = []
+        if task.spec.dependencies:
+            came = task.put_back or task.id
+            seen = [p for p in state.parents.get(task.id, ()) if put_back.get(p, 0) <= came]
+        _settle_since(draft, task, task.created_at if change is None else change.at, seen)
 
 
 def _go_on(draft: Draft, task: Task, change: StatusChanged) -> None:
@@ -249,12 +313,12 @@ def _go_on(draft: Draft, task: Task, change: StatusChanged) -> None:
         became_ready(draft, task, now.mono - max(0, now.wall - change.retry_at))
 
 
-def _settle_since(draft: Draft, task: Task, ready_at: Instant) -> None:
+def _settle_since(draft: Draft, task: Task, ready_at: Instant, parents: list[int]) -> None:
     """Ready or scheduled; a task that waited before goes on with the wait it had."""
     now = draft.now
     if task.due_at is not None:
         ready_at = max(ready_at, task.due_at)
-    for parent in draft.state.parents.get(task.id, ()) if task.spec.dependencies else ():
+    for parent in parents:
         ended = draft.state.finished.get(parent)
         if ended is not None:
             ready_at = max(ready_at, ended.finished_at)

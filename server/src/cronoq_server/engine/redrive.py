@@ -99,6 +99,7 @@ def put_back(draft: Draft, stored: StoredTask) -> Refusal | None:
         started_at=change.started_at,
         progress=change.progress,
         history=change.history,
+        put_back=state.ids.take() if state.ids.left() else state.ids.last,
     )
     derive_instants(task)
     drop_past(task, draft.now.wall)
@@ -158,6 +159,10 @@ def delete(draft: Draft, event: Delete) -> None:
         return
     if known is not None:
         task_id = known.task_id
+        if state.pinned.get(task_id):
+            message = f"a task that has not ended depends on task {task_id}"
+            draft.refuse(event.call, ErrorReason.NOT_TERMINAL, message)
+            return
         state.drop_finished(known)
     else:
         stored = event.found.get(event.target) if event.found else None

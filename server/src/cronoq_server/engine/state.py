@@ -101,6 +101,7 @@ class Task(Waiting, gc=False, eq=False, kw_only=True):
         history: The last attempts that did not succeed.
         expected: Expected duration in nanoseconds, fixed when it becomes ready.
         schedule: The schedule whose occurrence it is; empty = none.
+        put_back: The id drawn when it was last put back; 0 = never.
         booked: The stretch of wall time booked for its fixed start, if any.
         held: Whether a slot is asked to be kept free for its fixed start.
     """
@@ -129,6 +130,7 @@ class Task(Waiting, gc=False, eq=False, kw_only=True):
     history: tuple[PastAttempt, ...] = ()
     expected: int = 0
     schedule: str = ""
+    put_back: int = 0
     booked: tuple[Instant, Instant] | None = None
     held: bool = False
 

@@ -77,6 +77,7 @@ class _Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
     progress: Progress | None
     history: tuple[PastAttempt, ...]
     has_output: bool
+    put_back: int = 0  # absent from what was written before there was any
 
 
 _decode_change = msgspec.msgpack.Decoder(_Change).decode
@@ -161,6 +162,7 @@ def encode_change(change: StatusChanged) -> bytes:
             change.progress,
             history,
             change.has_output,
+            change.put_back,
         )
     )
 
@@ -220,6 +222,7 @@ def read_change(number: int, blob: bytes) -> StatusChanged | None:
         change.progress,
         change.history,
         change.has_output,
+        change.put_back,
     )
 
 

@@ -65,6 +65,7 @@ class TestRecovery:
             message="no disk",
             progress=Progress(b"\x00half", 0.5),
             history=(past, PastAttempt(2, "", EPOCH_START + 2, EPOCH_START + 3, "timed_out", "")),
+            put_back=77,
         )
         store, leadership = await written(place, inserted(1), change)
         (task,) = (await recovered(store, leadership)).live
