@@ -62,6 +62,7 @@ export class Link {
   #channel: Channel | undefined;
   #pulse: NodeJS.Timeout | undefined;
   #pulseAt = 0;
+  #beatIntervalMs = 0;
   #wake: () => void = () => undefined;
 
   /** True when the link will not connect again. */
@@ -281,6 +282,7 @@ export class Link {
     }
     const now = monotonicMs();
     this.#pulseAt = this.#session.nextPulse(now);
+    this.#beatIntervalMs = this.#session.beatIntervalMs;
     this.#pulse = setTimeout(
       () => {
         this.#onPulse();
@@ -292,7 +294,7 @@ export class Link {
   #onPulse(): void {
     const now = monotonicMs();
     const lateMs = now - this.#pulseAt;
-    if (lateMs > this.#session.beatIntervalMs) {
+    if (lateMs > this.#beatIntervalMs) {
       const seconds = (lateMs / 1000).toFixed(1);
       this.#logger.warn(
         `the event loop was blocked: heartbeats are ${seconds} s late, leases may be lost; ` +
