@@ -15,7 +15,7 @@ Rules a change must keep:
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _PER_ROW = 16
 _BITS_MIN, _BITS_MAX = 10, 24
@@ -28,12 +28,12 @@ _WRAP = (1 << 64) - 1
 class KeyFilter:
     """The keys of one segment, roughly."""
 
-    __slots__ = ("_bits", "_shift")
+    __slots__ = ("bits", "shift")
 
     def __init__(self, bitmap: bytes) -> None:
         """Takes a filter as it was stored."""
-        self._bits = bytearray(bitmap)
-        self._shift = 64 - (8 * len(bitmap) - 1).bit_length()
+        self.bits = bytearray(bitmap)
+        self.shift = 64 - (8 * len(bitmap) - 1).bit_length()
 
     @classmethod
     def for_rows(cls, count: int) -> KeyFilter:
@@ -43,24 +43,48 @@ class KeyFilter:
 
     def add(self, keys: Iterable[str]) -> None:
         """Notes keys."""
-        bits, shift = self._bits, self._shift
+        bits, shift = self.bits, self.shift
         for key in keys:
-            first, second = _places(key, shift)
-            bits[first >> 3] |= 1 << (first & 7)
-            bits[second >> 3] |= 1 << (second & 7)
-
-    def may_hold(self, key: str) -> bool:
-        """Whether the key may have been noted; False is certain."""
-        bits = self._bits
-        first, second = _places(key, self._shift)
-        return bool(bits[first >> 3] >> (first & 7) & bits[second >> 3] >> (second & 7) & 1)
+            for number in _mixed(key):
+                place = number >> shift
+                bits[place >> 3] |= 1 << (place & 7)
 
     def stored(self) -> bytes:
         """As it is stored."""
-        return bytes(self._bits)
+        return bytes(self.bits)
 
 
-def _places(key: str, shift: int) -> tuple[int, int]:
+def that_may_hold(
+    keys: Iterable[str], segments: Sequence[tuple[int, KeyFilter | None]]
+) -> tuple[list[int], list[str]]:
+    """Pairs of a segment and a key that it may hold, side by side.
+
+    Args:
+        keys: What is looked for.
+        segments: Each with its filter; None = it may hold anything.
+    """
+    places: list[int] = []
+    names: list[str] = []
+    blind = [segment for segment, seen in segments if seen is None]
+    filters = [(segment, seen.bits, seen.shift) for segment, seen in segments if seen is not None]
+    for key in keys:
+        found = list(blind)
+        first, second = _mixed(key)
+        known, at, bit = -1, 0, 0
+        for segment, bits, shift in filters:
+            if shift != known:
+                known, at, bit = shift, first >> shift >> 3, 1 << (first >> shift & 7)
+            if bits[at] & bit:
+                place = second >> shift
+                if bits[place >> 3] >> (place & 7) & 1:
+                    found.append(segment)
+        places += found
+        names += [key] * len(found)
+    return places, names
+
+
+def _mixed(key: str) -> tuple[int, int]:
+    """Two numbers of 64 bits, whose highest bits are the places of the key's bits."""
     # The checksum alone is linear: keys that differ in a number would fall into patterns.
-    mixed = zlib.crc32(key.encode()) * _SPREAD & _WRAP
-    return mixed >> shift, (mixed * _SPREAD & _WRAP) >> shift
+    first = zlib.crc32(key.encode()) * _SPREAD & _WRAP
+    return first, first * _SPREAD & _WRAP

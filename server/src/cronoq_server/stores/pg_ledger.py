@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator
 
-from cronoq_server.stores.pg_keys import KeyFilter
+from cronoq_server.stores.pg_keys import KeyFilter, that_may_hold
 
 _BITS = 10
 BLOCK = 1 << _BITS
@@ -128,15 +128,7 @@ class Segments:
     def that_may_hold(self, keys: Iterable[str]) -> tuple[list[int], list[str]]:
         """Pairs of a segment and a key that it may hold, side by side."""
         known = [ASIDE, *(segment for _, segment in self._firsts)]
-        filters = [(segment, self.filters.get(segment)) for segment in known]
-        places: list[int] = []
-        names: list[str] = []
-        for key in keys:
-            for segment, filter_ in filters:
-                if filter_ is None or filter_.may_hold(key):
-                    places.append(segment)
-                    names.append(key)
-        return places, names
+        return that_may_hold(keys, [(segment, self.filters.get(segment)) for segment in known])
 
     def begin(self, segment: int, first_id: int, keys: KeyFilter) -> None:
         """A new segment takes ids from this one on."""
