@@ -245,9 +245,38 @@ async def test_unknown_paths_and_methods_have_reasons(web: httpx.AsyncClient) ->
     for path in ("/", "/v1", "/v2/tasks", "/v1/tasks/", "/docs", "/v1/tasks/1/x"):
         answer = await web.get(path)
         assert refused(answer)[:2] == (404, "unsupported")
-    answer = await web.patch("/v1/snapshot")
-    assert refused(answer)[:2] == (405, "unsupported")
-    assert answer.headers["allow"] == "GET"
+    for path, allowed in (("/v1/snapshot", "GET, HEAD"), ("/v1/tasks", "GET, HEAD, POST")):
+        answer = await web.patch(path)
+        assert refused(answer)[:2] == (405, "unsupported")
+        assert answer.headers["allow"] == allowed
+
+
+async def test_head_is_get_without_a_body(web: httpx.AsyncClient) -> None:
+    """The headers are those of the answer; the connection goes on; a stream has no head alone."""
+    for _ in range(2):
+        head, answer = await web.head("/v1/snapshot"), await web.get("/v1/snapshot")
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == answer.headers["content-type"]
+        assert int(head.headers["content-length"]) > 0
+    assert (await web.head("/v1/watch")).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"timeout_s": "1"}, "timeout_s: expected a number, got a text"),
+        ({"deps": {}}, "deps: expected a list, got an object"),
+        ({"key": 1}, "key: expected a text, got a whole number"),
+        ({"delay_s": True}, "delay_s: expected a number, got true or false"),
+        ({"nothing": 1}, "nothing: is not known"),
+    ],
+)
+async def test_refusals_speak_of_json(
+    web: httpx.AsyncClient, body: dict[str, object], said: str
+) -> None:
+    """Types are told in words, whatever the server is written in."""
+    answer = await web.post("/v1/tasks", json=body)
+    assert answer.json()["error"]["message"] == said
 
 
 async def test_queries_know_what_they_may_say(web: httpx.AsyncClient) -> None:

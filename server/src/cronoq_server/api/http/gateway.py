@@ -15,6 +15,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
+from starlette.routing import Route as StarletteRoute
 
 from cronoq_server.api import errors
 from cronoq_server.api.auth import Authenticator, Operation, require
@@ -37,7 +38,7 @@ from cronoq_server.api.http.front import (
 )
 from cronoq_server.api.http.listener import HttpListener
 from cronoq_server.api.http.openapi import document
-from cronoq_server.api.http.table import all_routes
+from cronoq_server.api.http.table import WATCH, all_routes
 from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
 from cronoq_server.config import Address, Config, LimitsConfig
@@ -60,7 +61,9 @@ class _Direct(APIRoute):
     """
 
     def __init__(self, path: str, endpoint: Endpoint, method: str) -> None:
-        super().__init__(path, endpoint, methods=[method], response_model=None)
+        # Without its body a stream would have no end that anybody could see.
+        also = ["HEAD"] if method == "GET" and path != WATCH else []
+        super().__init__(path, endpoint, methods=[method, *also], response_model=None)
         self.app = self._serve
         self._endpoint = endpoint
 
@@ -146,9 +149,18 @@ async def _not_served(request: Request, error: Exception) -> Response:
         else f"there is no {path}; /openapi.json lists what there is"
     )
     reply = answers.refusal(Refusal(ErrorReason.UNSUPPORTED, text), code=error.status_code)
-    for name, value in (error.headers or {}).items():
-        reply.add(name.lower().encode(), value.encode())
+    if error.status_code == 405:
+        reply.add(b"allow", ", ".join(_methods(request.app, path)).encode())
     return await _finish(reply, request)
+
+
+def _methods(app: FastAPI, path: str) -> list[str]:
+    """The methods that a path knows."""
+    found: set[str] = set()
+    for route in app.routes:
+        if isinstance(route, StarletteRoute) and route.path_regex.match(path):
+            found |= route.methods or set()
+    return sorted(found)
 
 
 async def _failed(_request: Request, _error: Exception) -> Response:

@@ -30,6 +30,15 @@ T = TypeVar("T")
 
 _AT: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
 _QUOTED_FIELD: Final = re.compile(r"(?:unknown|required) field `(.*)`")
+_TYPES: Final = re.compile(r"`((?:(?:int|float|str|bool|object|array|null)(?: \| )?)+)`")
+_WORDS: Final = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "a list",
+}
 _PLAIN: Final = (
     "kind",
     "pool",
@@ -77,7 +86,13 @@ def misshapen(error: msgspec.ValidationError, whole: str) -> Refused:
         field = f"{field}.{quoted[1]}" if field else quoted[1]
         text = "is not known" if "unknown" in text else "must be given"
     field = field.replace("[...]", "") or whole
-    return texts.invalid(field, text[0].lower() + text[1:])
+    return texts.invalid(field, _TYPES.sub(_in_words, text[0].lower() + text[1:]))
+
+
+def _in_words(match: re.Match[str]) -> str:
+    """A type as whoever writes JSON would call it."""
+    kinds = [_WORDS.get(kind, kind) for kind in match[1].split(" | ")]
+    return " or ".join(kind for kind in kinds if kind != "null")
 
 
 def renamed(refusal: Refusal, index: int | None = None) -> Refusal:

@@ -103,7 +103,7 @@ class Call:
         if media != "application/json":
             # Forms of foreign pages can send other types to this machine without being asked.
             shown = texts.shown(media) if media else "absent"
-            text = f"content-type: must be application/json, is {shown}"
+            text = f"content-type: must be application/json (curl: --json), is {shown}"
             raise Unreadable(415, ErrorReason.INVALID_FIELD, text, ("field", "content-type"))
         return reading.body(self._scope[BODY], shape)
 

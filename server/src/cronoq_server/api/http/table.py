@@ -16,6 +16,7 @@ from cronoq_server.api.http.task_routes import By, TaskRoutes
 from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
 
+WATCH: Final = "/v1/watch"
 TASKS: Final = "Tasks"
 SCHEDULES: Final = "Schedules"
 CAPACITY: Final = "Pools, resources, workers"
@@ -279,7 +280,7 @@ def _many(tasks: TaskRoutes, streams: StreamRoutes) -> list[Route]:
         ),
         Route(
             method="GET",
-            path="/v1/watch",
+            path=WATCH,
             serve=streams.watch,
             summary="Watch statuses change, as server-sent events",
             group=TASKS,
