@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
+
+import grpc
 
 from . import steps_participant, steps_peers, steps_server
 from .certificates import make_certificates
@@ -23,8 +26,9 @@ VERBS: Mapping[str, Step] = {
     **steps_peers.STEPS,
 }
 
-# Those that wait longest begin first, so that none of them is the last.
-SLOW_S = 20.0
+# What a scenario that is written wrongly, or a server that does not start, comes to.
+CLUSTERS_AT_ONCE = 2  # To start a server takes a second of a processor.
+FAULTS = (LookupError, RuntimeError, TypeError, ValueError, OSError, grpc.RpcError)
 
 
 async def play_one(scenario: Scenario, language: str, setting: Setting) -> Outcome:
@@ -35,6 +39,8 @@ async def play_one(scenario: Scenario, language: str, setting: Setting) -> Outco
         await Stage(scenario, language, setting).play(VERBS)
     except Failure as error:
         failure = str(error)
+    except FAULTS as error:
+        failure = f"cannot be played: {type(error).__name__}: {error}"
     return Outcome(scenario, language, failure, monotonic() - begun)
 
 
@@ -57,16 +63,18 @@ async def play_all(
     commands = await build(languages)
     with tempfile.TemporaryDirectory(prefix="cronoq-conformance-") as folder:
         setting = Setting(ROOT, commands, make_certificates(Path(folder)), environment())
+        # Those that wait longest begin first, so that none of them is the last.
         pairs = [
             (scenario, language.name)
             for scenario in sorted(scenarios, key=lambda each: -each.patience_s)
             for language in languages
             if scenario.is_for(language.name)
         ]
-        gate = asyncio.Semaphore(jobs)
+        gate, servers = asyncio.Semaphore(jobs), asyncio.Semaphore(CLUSTERS_AT_ONCE)
 
         async def one(scenario: Scenario, language: str) -> Outcome:
-            async with gate:
+            servers_first = servers if scenario.cluster is not None else contextlib.nullcontext()
+            async with servers_first, gate:
                 outcome = await play_one(scenario, language, setting)
             is_known = any(each.language == language and each.is_about(scenario) for each in known)
             outcome = Outcome(scenario, language, outcome.failure, outcome.seconds, is_known)

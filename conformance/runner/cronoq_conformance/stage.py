@@ -26,7 +26,8 @@ from .scripted_server import Exchange, ExchangeOver, Peer, server_credentials
 
 Step = Callable[["Stage", Any, Mapping[str, Any]], Awaitable[None]]
 
-SET_UP_S = 60.0
+SET_UP_S = 120.0
+NESTED = re.compile(r"\{[^{}]*\{")
 REFERENCE = re.compile(r"\{([a-z_][a-z_0-9.\-]*)\}")
 
 
@@ -175,7 +176,10 @@ class Stage:
             if whole is not None:
                 found = self._find(whole[1])
                 return value if found is None else self.resolve_again(found)
-            return REFERENCE.sub(lambda match: self._text(match), value)
+            replaced = REFERENCE.sub(self._text, value)
+            # What was inside a reference is in its place now.
+            is_nested = replaced != value and NESTED.search(value) is not None
+            return self.resolve(replaced) if is_nested else replaced
         if isinstance(value, Mapping):
             return {key: self.resolve(each) for key, each in value.items()}
         if isinstance(value, list):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import signal
 from collections.abc import Mapping
@@ -365,6 +366,12 @@ async def kill(stage: Stage, name: Any, fields: Fields) -> None:
     await replica_of(stage, name).end(signal.Signals[fields.get("with", "SIGKILL")])
 
 
+async def kill_later(stage: Stage, name: Any, fields: Fields) -> None:
+    """Sends a real server a signal, without waiting for its end."""
+    end = replica_of(stage, name).end(signal.Signals[fields["with"]])
+    stage.tasks.append(asyncio.ensure_future(end))
+
+
 async def leads(stage: Stage, name: Any, _: Fields) -> None:
     """Waits until a real server leads."""
     await replica_of(stage, name).says("server_ready")
@@ -409,6 +416,7 @@ STEPS: dict[str, Step] = {
     "proxy": proxy,
     "connections": connections,
     "kill": kill,
+    "kill_later": kill_later,
     "leads": leads,
     "restart": restart,
 }
