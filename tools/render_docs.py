@@ -20,7 +20,7 @@ from cronoq_server.api.metrics import FAMILIES
 from cronoq_server.config import Config, parse
 from cronoq_server.engine import lifecycle
 from cronoq_server.engine.model import Status
-from tools import outcome_tables, routing_table, security_page
+from tools import http_reference, outcome_tables, routing_table, security_page
 from tools.config_words import WORDS
 from tools.fault_kinds import FAULT_KINDS
 
@@ -338,6 +338,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/guide/security.md": security,
     "docs/reference/configuration.md": configuration,
     "docs/reference/errors.md": errors,
+    "docs/reference/http-api.md": lambda: http_reference.page(MARK),
     "docs/reference/metrics.md": metrics,
     "docs/spec/faults.md": faults,
     "docs/spec/outcomes.md": outcomes,

@@ -18,7 +18,7 @@ from cronoq_server.api.specs import SpecReader
 
 WATCH: Final = "/v1/watch"
 TASKS: Final = "Tasks"
-SCHEDULES: Final = "Schedules"
+SCHEDULES: Final = "Recurring schedules"
 CAPACITY: Final = "Pools, resources, workers"
 
 ID: Final = "72057594037927937"
@@ -142,14 +142,14 @@ def _single(tasks: TaskRoutes) -> list[Route]:
             "GET",
             "output",
             tasks.output,
-            "Fetch the output of {}, as it is",
+            "Fetch, as it is, the output of {}",
             _OUTPUT,
             (409,),
             "Wait",
         ),
         ("POST", "cancel", tasks.cancel, "Cancel {}", _CANCELLED, (), "Cancel"),
-        ("POST", "retry", tasks.retry, "Put {} back that has ended", _RETRIED, (409,), "Retry"),
-        ("DELETE", "", tasks.delete, "Forget {} that has ended", _DELETED, (409,), "Delete"),
+        ("POST", "retry", tasks.retry, "Put back, after its end, {}", _RETRIED, (409,), "Retry"),
+        ("DELETE", "", tasks.delete, "Forget, after its end, {}", _DELETED, (409,), "Delete"),
     ]
     routes = []
     for by, where, query, named, suffix in (
