@@ -3,6 +3,7 @@
     e2e         the whole system
     engine      the engine alone
     failover    how long nobody is answered when the leader ends
+    heartbeats  how late heartbeats are answered beside payloads at the size limit
     http        single submits and batches over HTTP
     idle        many workers and nothing to do
     placement   what one start costs, by what tasks ask for
@@ -18,7 +19,18 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHES = ("e2e", "engine", "failover", "http", "idle", "page", "placement", "recovery", "store")
+BENCHES = (
+    "e2e",
+    "engine",
+    "failover",
+    "heartbeats",
+    "http",
+    "idle",
+    "page",
+    "placement",
+    "recovery",
+    "store",
+)
 
 
 def main() -> int:

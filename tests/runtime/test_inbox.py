@@ -103,6 +103,22 @@ async def test_a_full_inbox_refuses_calls() -> None:
         await done(call)
 
 
+async def test_one_step_takes_no_more_bytes_than_a_batch_has_room_for() -> None:
+    """Large payloads and outputs come a few at a time; one that is larger by itself comes alone."""
+    inbox = make_inbox()
+    large = AttemptsReported(1, [Completed(1, b"x" * 60, "")])
+    small = SlotsSet(1, 1)
+    for event in (large, small, large, large):
+        inbox.tell(event)
+    assert inbox.drain(100, 100) == [large, small]
+    assert inbox.drain(100, 10) == [large]
+    call = asyncio.create_task(inbox.ask(lambda call: submit(call, *[task(payload=b"x" * 60)] * 2)))
+    await settle()
+    assert inbox.drain(100, 100) == [large]
+    assert len(calls_of(inbox.drain(100, 100))) == 1
+    call.cancel()
+
+
 async def test_a_full_inbox_lets_streams_wait() -> None:
     """Reports are never refused: whoever reads them from a stream reads no more for a while."""
     inbox = make_inbox(queued_max=5)

@@ -76,7 +76,8 @@ class DriverSettings(msgspec.Struct, frozen=True):
         retention: How far back finished tasks are recovered, nanoseconds.
         step_tasks_max: Most tasks that enter one step.
         batch_mutations_max: A batch with this many mutations is full.
-        batch_bytes_max: A batch with payloads and outputs of this size is full.
+        batch_bytes_max: A batch with payloads and outputs of this size is full; what is written
+            behind it waits for it, heartbeats' answers too.
         queued_max: Most tasks in calls that wait for a step, and most reports that do.
         unreleased_max: With this many effects and events waiting for the store no step is made.
         watch_buffer: Most events that wait for one watcher.
@@ -86,7 +87,7 @@ class DriverSettings(msgspec.Struct, frozen=True):
     retention: Duration = 3600 * SECOND
     step_tasks_max: int = 2000
     batch_mutations_max: int = 20_000
-    batch_bytes_max: int = 32 * 1024 * 1024
+    batch_bytes_max: int = 8 * 1024 * 1024
     queued_max: int = 100_000
     unreleased_max: int = 100_000
     watch_buffer: int = 10_000
@@ -359,7 +360,8 @@ class Driver:
             if not events:
                 return
         else:
-            arrived = self.inbox.drain(self._settings.step_tasks_max)
+            room = self._settings.batch_bytes_max - self._forming.size
+            arrived = self.inbox.drain(self._settings.step_tasks_max, room)
             forming = self._forming
             made = forming.position if len(forming) else forming.position - 1
             events = self._lookups.sift(arrived, made, self.watchers.ring.position)

@@ -18,6 +18,7 @@ that the engine does not keep are loaded from the store afterwards, by whoever w
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, get_args
@@ -27,6 +28,7 @@ from msgspec.structs import replace
 from cronoq_server.engine.effects import Answer, FromStore, Result, Results, Watching
 from cronoq_server.engine.events import (
     AttemptsReported,
+    Completed,
     Event,
     Forget,
     HeartbeatsRead,
@@ -60,6 +62,16 @@ def weight(event: Event) -> int:
     if kind is Wait or kind is Watch:
         return 1 + len(event.ids) + len(event.keys)  # type: ignore[union-attr]
     return 1 if kind in CALLS else 0
+
+
+def size_of(event: Event) -> int:
+    """Bytes of payloads and outputs that an event brings."""
+    kind = type(event)
+    if kind is Submit:
+        return sum([len(spec.payload) for spec in event.specs])  # type: ignore[union-attr,misc]
+    if isinstance(event, AttemptsReported):
+        return sum([len(one.output) for one in event.reports if isinstance(one, Completed)])
+    return 0
 
 
 class _Call:
@@ -350,16 +362,20 @@ class Inbox:
         if self._calls.pop(number, None) is not None:
             self.tell(Forget(number))
 
-    def drain(self, tasks_max: int) -> list[Event]:
-        """Takes what has arrived, in order, up to a number of tasks; a larger event comes alone."""
+    def drain(self, tasks_max: int, bytes_max: int = sys.maxsize) -> list[Event]:
+        """Takes what has arrived, in order, up to a number of tasks and of bytes.
+
+        An event that is larger by itself comes alone.
+        """
         queue, calls = self._queue, self._calls
         taken: list[Event] = []
-        room = tasks_max
+        room, bytes_left = tasks_max, bytes_max
         while queue:
             event = queue[0]
-            tasks = weight(event)
-            if tasks > room and taken:
+            tasks, size = weight(event), size_of(event)
+            if taken and (tasks > room or size > bytes_left):
                 break
+            bytes_left -= size
             queue.popleft()
             kind = type(event)
             if kind in CALLS:
