@@ -38,7 +38,6 @@ from cronoq_server.stores.base import Leadership, Store
 from cronoq_server.stores.pg_session import PostgresSettings
 from cronoq_server.stores.sqlite_file import SqliteSettings
 
-
 BATCHED_MESSAGES = 2
 """Payloads and outputs in one commit, in messages of the largest size: it delays all behind it."""
 
