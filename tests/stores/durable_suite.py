@@ -10,14 +10,17 @@ from typing import Protocol
 
 import pytest
 
+from cronoq_server.api.texts import clean
 from cronoq_server.engine.ids import pack
 from cronoq_server.engine.model import PastAttempt, ScheduleSpec, Status, TaskFilter
 from cronoq_server.engine.mutations import (
     Mutation,
     ScheduleSaved,
+    StatusChanged,
     StoredSchedule,
     StoredTask,
     TaskDeleted,
+    TaskInserted,
     TasksPruned,
 )
 from cronoq_server.stores.base import FinishedQuery, Rejected, Store, Unusable
@@ -40,6 +43,7 @@ __all__ = [
     "TestNul",
     "TestQuarantine",
     "TestUnfitValues",
+    "TestWhatAdmissionLetsThrough",
 ]
 
 EVERYTHING = FinishedQuery(filter=TaskFilter())
@@ -165,6 +169,35 @@ class TestNul:
         assert found.change is not None
         assert found.change.message == "\ufffd"
         assert found.change.history[0].message == "a\ufffdb"
+
+
+class TestWhatAdmissionLetsThrough:
+    """Whatever passes the one function that knows all limits can be stored, by every store."""
+
+    @pytest.mark.parametrize("seed", range(3))
+    async def test_nothing_of_it_is_poison(self, place: SqlPlace, seed: int) -> None:
+        """A hundred tasks of the oddest texts commit in one batch, and come back."""
+        chance = random.Random(seed)
+        rows: list[Mutation] = []
+        for number in range(1, 101):
+            odd = clean(_odd_text(chance))
+            past = PastAttempt(1, odd[:50], EPOCH_START, EPOCH_START, "failed", odd)
+            fit = odd.replace("\0", "")[:200] or "x"
+            rows.append(inserted(number, key=f"{number} {fit}", kind=fit, tags=((fit, odd),)))
+            rows.append(changed(number, Status.FAILED, message=odd, history=(past,)))
+        store, leadership = await written(place, *rows)
+        found = {t.task_id: t for t in (await recovered(store, leadership)).finished}
+        for row in rows:
+            if isinstance(row, TaskInserted):
+                assert found[row.task_id].spec == row.spec
+            elif isinstance(row, StatusChanged):
+                assert found[row.task_id].change == row
+
+
+def _odd_text(chance: random.Random) -> str:
+    """NUL, lone surrogates, control characters, marks, and what lies beyond 16 bits."""
+    ranges = ((0, 0x20), (0x7F, 0xA0), (0xD800, 0xDFFF), (0xFDD0, 0xFFFF), (0x10000, 0x10FFFF))
+    return "".join(chr(chance.randint(*chance.choice(ranges))) for _ in range(chance.randrange(80)))
 
 
 class TestAgainstAModel:

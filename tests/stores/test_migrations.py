@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 from pathlib import Path
 
@@ -40,6 +41,20 @@ def test_a_newer_form_is_refused_by_its_number(dialect: str) -> None:
     newer = len(steps(dialect)) + 1
     with pytest.raises(Unusable, match=f"version {newer}.*newer build"):
         pending(dialect, newer)
+
+
+ADDS = re.compile(
+    r"CREATE (TABLE|INDEX|UNIQUE INDEX) |ALTER TABLE \w+ (ADD COLUMN |ALTER COLUMN \w+ SET STORAGE )"
+)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_later_steps_only_add(dialect: str) -> None:
+    """A leader of the version before works on meanwhile."""
+    for step in steps(dialect)[1:]:
+        bare = re.sub(r"--.*", "", step.statements)
+        for statement in filter(None, map(str.strip, bare.split(";"))):
+            assert ADDS.match(statement), statement
 
 
 def test_a_script_is_cut_at_its_statements_only() -> None:

@@ -11,6 +11,7 @@ import pytest
 from cronoq_server.engine.model import Status
 from cronoq_server.engine.mutations import TasksPruned
 from cronoq_server.stores.base import (
+    FinishedQuery,
     Leadership,
     Store,
     Unusable,
@@ -155,3 +156,36 @@ async def test_nothing_of_the_living_is_left_in_the_bitmaps_when_all_has_ended(
     assert len(await place.execute("SELECT block FROM cronoq_blocks")) == 3
     await store.commit(leadership, batch(2, *(changed(n) for n in range(1000, 3000, 100))))
     assert await place.execute("SELECT block FROM cronoq_blocks") == []
+
+
+async def test_tables_of_the_first_version_are_taken_over(place: PostgresPlace) -> None:
+    """Segments that were filled before nobody noted keys are looked into."""
+    store, leadership = await written(place, *finished(1, key="a"))
+    await store.release_leadership(leadership)
+    await store.close()
+    await place.execute("ALTER TABLE cronoq_segments DROP COLUMN keys")
+    await place.execute("DELETE FROM cronoq_schema_version WHERE version > 1")
+    store, leadership = await opened(place)
+    for position in range(2, 5):
+        numbers = range(position * 20, position * 20 + 20)
+        rows = [m for n in numbers for m in finished(n, key=f"key-{n}")]
+        await store.commit(leadership, batch(position, *rows))
+    found = await store.find_finished(FinishedQuery(keys=("a", "key-45", "key-99", "b")))
+    assert sorted(ids(found.tasks)) == [1, 45, 99]
+
+
+async def test_what_happens_in_one_batch_is_written_once(place: PostgresPlace) -> None:
+    """A task that comes and starts is one row, one that also ends is two."""
+    await written(
+        place,
+        inserted(1),
+        changed(1, Status.RUNNING),
+        inserted(2),
+        changed(2, Status.RUNNING),
+        *finished(3),
+    )
+    counts = [
+        len(await place.execute(f"SELECT id FROM cronoq_{table}"))
+        for table in ("tasks", "changes", "ends")
+    ]
+    assert counts == [3, 0, 1]

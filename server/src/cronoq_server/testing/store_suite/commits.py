@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from cronoq_server.engine.model import Status, TaskFilter
@@ -65,6 +67,21 @@ class TestAtomicity:
         )
         (task,) = (await recovered(store, leadership)).live
         assert task.change == changed(1, Status.RUNNING, attempt=2)
+
+    @pytest.mark.parametrize("head_start", range(8))
+    async def test_a_cancelled_commit_leaves_no_doubt(self, place: Place, head_start: int) -> None:
+        """When it has returned it can do no more; the same batch again makes sure of it."""
+        store, leadership = await opened(place)
+        rows = [*finished(1), output(1), inserted(2)]
+        committing = asyncio.ensure_future(store.commit(leadership, batch(1, *rows)))
+        for _ in range(head_start):
+            await asyncio.sleep(0)
+        committing.cancel()
+        await asyncio.wait({committing})
+        await store.commit(leadership, batch(1, *rows))
+        await store.commit(leadership, batch(2, inserted(3)))
+        found = await recovered(store, leadership)
+        assert (ids(found.live), ids(found.finished)) == ([2, 3], [1])
 
 
 class TestPositions:

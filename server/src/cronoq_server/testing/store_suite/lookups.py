@@ -8,9 +8,9 @@ import pytest
 
 from cronoq_server.engine.model import Status, TaskFilter
 from cronoq_server.engine.mutations import Output
-from cronoq_server.stores.base import FinishedQuery
+from cronoq_server.stores.base import LOOKED_AT_MAX, FinishedQuery
 from cronoq_server.testing.builders import batch, changed, inserted, output
-from cronoq_server.testing.store_suite.place import Place, all_pages, finished, ids, written
+from cronoq_server.testing.store_suite.place import Place, all_pages, finished, ids, opened, written
 
 
 class TestOutputs:
@@ -116,6 +116,20 @@ class TestFindFinished:
         store, _ = await written(place, *rows)
         query = FinishedQuery(filter=TaskFilter(), limit=limit, newest_first=newest_first)
         assert await all_pages(store, query) == sorted(range(1, 11), reverse=newest_first)
+
+    async def test_a_page_looks_at_a_bounded_number_of_ends(self, place: Place) -> None:
+        """One that finds nothing there is empty and says where to go on."""
+        store, leadership = await opened(place)
+        for position in (1, 2, 3):
+            start = position * 10_000
+            rows = [m for i in range(start, start + LOOKED_AT_MAX // 2) for m in finished(i)]
+            await store.commit(leadership, batch(position, *rows))
+        await store.commit(leadership, batch(4, *finished(99_999, kind="rare")))
+        rare = FinishedQuery(filter=TaskFilter(kinds=("rare",)))
+        page = await store.find_finished(rare)
+        assert page.tasks == []
+        assert page.next_after
+        assert await all_pages(store, rare) == [99_999]
 
     async def test_a_page_begins_behind_its_cursor(self, place: Place) -> None:
         """Above it, or below it when the newest come first; it need not exist."""

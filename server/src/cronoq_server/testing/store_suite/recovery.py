@@ -23,15 +23,19 @@ from cronoq_server.engine.mutations import (
     StoredSchedule,
     StoredTask,
     TaskInserted,
+    TasksPruned,
 )
+from cronoq_server.stores.base import Fenced
 from cronoq_server.testing.builders import EPOCH_START, batch, changed, inserted, output, task
 from cronoq_server.testing.store_suite.place import (
+    FOREVER_AGO,
     SHARD,
     Place,
     finished,
     ids,
     opened,
     recovered,
+    usurp,
     written,
 )
 from cronoq_server.testing.store_suite.specs import ABSOLUTE_SPEC, FULL_SPEC, FULL_TEMPLATE
@@ -124,6 +128,52 @@ class TestRecovery:
         assert ids(found.live) == [1]
         assert found.live[0].change == again
         assert found.finished == ()
+
+    async def test_pieces_are_many_and_small(self, place: Place) -> None:
+        """A new leader is never handed everything at once, live or ended."""
+        store, leadership = await opened(place)
+        await store.commit(leadership, batch(1, *(inserted(i) for i in range(1, 2501))))
+        rows = [m for i in range(3001, 5501) for m in finished(i)]
+        await store.commit(leadership, batch(2, *rows))
+        pieces = [chunk async for chunk in store.recover(leadership, FOREVER_AGO)]
+        assert sum(len(piece.live) for piece in pieces) == 2500
+        assert sum(len(piece.finished) for piece in pieces) == 2500
+        assert max(len(piece.live) + len(piece.finished) for piece in pieces) < 2500
+        # Live ones are complete before the first ended one comes: that is when a leader may serve.
+        last = max(n for n, piece in enumerate(pieces) if piece.live)
+        assert all(n > last for n, piece in enumerate(pieces) if piece.finished or piece.parents)
+
+    async def test_reading_ends_when_another_term_has_begun(self, place: Place) -> None:
+        """In the middle, too: half a truth is not gone on with."""
+        store, first = await opened(place)
+        await store.commit(first, batch(1, *(inserted(i) for i in range(1, 6001))))
+        pieces = store.recover(first, FOREVER_AGO)
+        while not (await anext(pieces)).live:
+            pass
+        await usurp(place, store, first)
+        with pytest.raises(Fenced):
+            async for _ in pieces:
+                pass
+
+    async def test_ended_tasks_can_be_read_while_batches_are_committed(self, place: Place) -> None:
+        """What is read later comes once, whatever has come, ended or gone meanwhile."""
+        store, leadership = await opened(place)
+        for position in range(1, 4):
+            numbers = range(position * 1000, position * 1000 + 900)
+            rows = [m for i in numbers for m in finished(i, at=EPOCH_START + position)]
+            await store.commit(leadership, batch(position, *rows))
+        pieces = store.recover(leadership, FOREVER_AGO)
+        found: list[int] = []
+        async for piece in pieces:
+            found += ids(piece.finished)
+            if found:
+                break
+        await store.commit(leadership, batch(4, *finished(9000), inserted(9001)))
+        await store.commit(leadership, batch(5, TasksPruned(EPOCH_START + 2, 100)))
+        async for piece in pieces:
+            found += ids(piece.finished)
+        assert len(found) == len(set(found))
+        assert set(range(1100, 1900)) | set(range(2000, 2900)) <= set(found)
 
 
 class TestSettings:
