@@ -100,6 +100,7 @@ PARTS = (
     check("sdk-go", "just", "sdk-go"),
     check("sdk-typescript builds", "just", "sdk-typescript"),
     check("sdk-rust", "just", "sdk-rust"),
+    tests("console", "tests/console"),
     tests("bench", "tests/bench"),
     tests("e2e", "tests/e2e"),
 )

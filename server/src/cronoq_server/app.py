@@ -15,12 +15,15 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 
 from cronoq_server import __version__
 from cronoq_server.api.auth import Authenticator
+from cronoq_server.api.console import pages
+from cronoq_server.api.console.history import History
+from cronoq_server.api.console.pages import About, Shown
 from cronoq_server.api.grpc_api import all_handlers
 from cronoq_server.api.http.gateway import HttpServer, application
 from cronoq_server.api.listener import SERVICES, TESTING, Listener, claim
@@ -34,6 +37,7 @@ from cronoq_server.assembly import (
     replica_settings,
     services,
     store_settings,
+    topology,
     webhooks,
 )
 from cronoq_server.config import Address, Config, ConfigError, localized
@@ -94,6 +98,7 @@ class Server:
         leader: The driver that leads at this moment; raises `Refused` when there is none.
         metrics: What Prometheus is told.
         authenticator: Knows who callers are.
+        history: What the console's charts are drawn from.
         service: What callers ask.
         reader: Reads the tasks that they submit.
         certificates: What the server shows of itself; None without TLS.
@@ -136,6 +141,7 @@ class Server:
         self._tracing: Tracing | None = None
         if config.server.otlp_endpoint is not None:
             self.follow(Tracing.to_collector(config.server.otlp_endpoint, __version__))
+        self.history = History()
         self.authenticator = Authenticator(config.auth)
         handlers = all_handlers(self.service, admin, self.reader, self.authenticator)
         names: tuple[str, ...] = SERVICES
@@ -151,11 +157,19 @@ class Server:
         )
         self._http = HttpServer(
             config,
-            application(__version__, self.service, self.reader, self.metrics.render),
+            application(
+                __version__,
+                self.service,
+                admin,
+                self.reader,
+                self.metrics.render,
+                pages.routes(self.history, self._about(), self.authenticator),
+            ),
             ReplicaRole(self._replica),
             self.authenticator,
             self.metrics.render,
             self.certificates.http_context() if self.certificates is not None else None,
+            pages.is_public,
         )
         self._announce: Callable[[Address], None] = lambda _: None
 
@@ -168,6 +182,32 @@ class Server:
     def http_connections(self) -> int:
         """How many connections there are over HTTP."""
         return self._http.connections
+
+    def _about(self) -> About:
+        """What the console says of this server."""
+        config = self._config
+        place = "" if config.server.shard is None else f", shard {config.server.shard}"
+        return About(
+            __version__, f"{config.store.kind}{place}", str(self.address), self._shown_shards
+        )
+
+    def _shown_shards(self, pools: frozenset[str] | None) -> list[Shown]:
+        """The shards that somebody who may use these pools (None = all) may know of."""
+        if self.peers is None:
+            return []
+        owners = topology(self._config)
+        return [
+            Shown(
+                shard.name,
+                shard.number,
+                sorted(shard.pools),
+                shard.endpoint,
+                shard is owners.own,
+                shard is owners.own or self.peers.answers(shard),
+            )
+            for shard in owners.shards
+            if shard.is_open_to(pools)
+        ]
 
     def follow(self, tracing: Tracing) -> None:
         """Has what happens to traced tasks recorded from now on; said before or while serving."""
@@ -254,6 +294,8 @@ class Server:
         async with AsyncExitStack() as stack:
             if self._tracing is not None:
                 self._follow_dispatches(driver, self._tracing)
+            sampling = asyncio.create_task(self.history.run(driver), name="history")
+            stack.push_async_callback(_end, sampling)
             hooks = webhooks(localized(self._config))
             if hooks:  # an HTTP client takes long to make, and callers wait
                 scalers = await stack.enter_async_context(Scalers(hooks, self._clock))
@@ -306,6 +348,11 @@ class Server:
                 "the memory store keeps nothing: a restart loses the queue",
                 extra={"action": "memory_store_used"},
             )
+
+
+async def _end(task: asyncio.Task[NoReturn]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def run(

@@ -20,6 +20,7 @@ from cronoq_server.api.http.requests import (
     ScheduleQuery,
 )
 from cronoq_server.api.http.routes import Call
+from cronoq_server.api.passing import missing_shards
 from cronoq_server.api.specs import SpecReader
 from cronoq_server.engine import Calendar
 
@@ -39,7 +40,8 @@ class AdminRoutes:
         stored = await self._service.list_schedules(call.who)
         return answers.json(
             responses.Schedules(
-                schedules=[writing.schedule(one) for one in stored], unavailable_shards=[]
+                schedules=[writing.schedule(one) for one in stored],
+                unavailable_shards=missing_shards(),
             )
         )
 
@@ -122,7 +124,7 @@ class AdminRoutes:
         call.query(NoQuery)
         view, now = await self._service.snapshot(call.who)
         pools = [writing.pool(one, now) for one in view.pools]
-        return answers.json(responses.Pools(pools=pools, unavailable_shards=[]))
+        return answers.json(responses.Pools(pools=pools, unavailable_shards=missing_shards()))
 
     def pause_pool(self, *, paused: bool) -> Callable[[Call], Awaitable[Response]]:
         """Pauses or resumes a pool."""
@@ -139,7 +141,9 @@ class AdminRoutes:
         call.query(NoQuery)
         views = await self._service.list_resources(call.who)
         resources = [writing.resource(one) for one in views]
-        return answers.json(responses.Resources(resources=resources, unavailable_shards=[]))
+        return answers.json(
+            responses.Resources(resources=resources, unavailable_shards=missing_shards())
+        )
 
     async def set_resource(self, call: Call) -> Response:
         """Resizes a resource."""

@@ -19,6 +19,7 @@ from cronoq_server.api.auth import Principal
 from cronoq_server.api.http import answers
 from cronoq_server.api.http.answers import Reply
 from cronoq_server.api.http.connection import CERTIFICATE_NAMES
+from cronoq_server.api.passing import Passing, current
 from cronoq_server.config import MIB
 from cronoq_server.engine import ErrorReason, Refusal
 from cronoq_server.runtime.refusals import NOT_LEADER, STOPPING, Refused
@@ -94,6 +95,7 @@ class Front:
         """
         self.body_bytes_max = 4 * MIB
         self.only_local: Callable[[], bool] = lambda: True
+        self.is_public: Callable[[str], bool] = lambda _: False
         self._inner = inner
         self._role = role
         self._identify = identify
@@ -114,9 +116,12 @@ class Front:
         try:
             if self.only_local():
                 check_local(headers, scope["method"])
-            scope[WHO] = self._identify(
-                headers.get("authorization"), scope.get(CERTIFICATE_NAMES, ())
-            )
+            if self.is_public(path):
+                await self._inner(scope, receive, send)
+                return
+            authorization = headers.get("authorization")
+            scope[WHO] = self._identify(authorization, scope.get(CERTIFICATE_NAMES, ()))
+            current.set(Passing(authorization))
             scope[BODY] = await self._body(headers, receive)
         except Refused as refused:
             await answer(closing(answers.refusal(refused.refusal)), scope, send)

@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute
 from starlette.routing import Route as StarletteRoute
 
 from cronoq_server.api import errors
+from cronoq_server.api.admin_service import AdminService
 from cronoq_server.api.auth import Authenticator, Operation, require
 from cronoq_server.api.http import answers
 from cronoq_server.api.http.answers import Reply
@@ -84,6 +85,7 @@ class _Application(FastAPI):
 def application(
     version: str,
     service: Service,
+    admins: AdminService,
     reader: SpecReader,
     metrics: Render,
     further: Sequence[BaseRoute] = (),
@@ -92,7 +94,8 @@ def application(
 
     Args:
         version: Of the server.
-        service: What they ask.
+        service: What they ask about tasks.
+        admins: What they ask about everything else.
         reader: Reads task specs.
         metrics: Makes a scrape.
         further: Routes of others, such as pages; they find the caller in the request's scope.
@@ -105,7 +108,7 @@ def application(
         openapi_url=None,
         redirect_slashes=False,
     )
-    routes = all_routes(service, reader)
+    routes = all_routes(service, admins, reader)
     for route in routes:
         _add(app, route.path, route.method, route.__call__)
     described = document(version, routes)
@@ -201,6 +204,7 @@ class HttpServer:
         authenticator: Authenticator,
         metrics: Render,
         tls: ssl.SSLContext | None = None,
+        is_public: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Prepares to listen.
 
@@ -211,9 +215,11 @@ class HttpServer:
             authenticator: Tells who calls.
             metrics: Makes a scrape.
             tls: How connections to the gateway are encrypted; None = they are not.
+            is_public: Whether a path is served without a credential.
         """
         server, limits = config.server, config.limits
         self._front = Front(app, role, authenticator.identify, is_open=frozenset({METRICS}))
+        self._front.is_public = is_public
         self._front.body_bytes_max = limits.max_http_body_bytes
         is_local = server.http_addr.is_loopback
         self._front.only_local = lambda: is_local and not authenticator.is_on

@@ -84,6 +84,7 @@ class Task(Answer, kw_only=True):
     labels: dict[str, str] = {}
     progress: Progress | None = None
     waiting_for: Annotated[list[str], Meta(description="What it lacks, in words.")] = []
+    unavailable_shards: Shards = []
 
 
 class TaskPage(Answer, kw_only=True):
@@ -107,6 +108,7 @@ class Result(Answer, kw_only=True):
     output: Annotated[Raw | UnsetType, Meta(description="If it is JSON.")] = UNSET
     output_text: Annotated[str | None, Meta(description="If it is a text.")] = None
     output_base64: Annotated[str | None, Meta(description="If it is neither.")] = None
+    unavailable_shards: Shards = []
 
 
 class Submitted(Answer, kw_only=True):
@@ -237,6 +239,7 @@ class TaskDetail(Answer, kw_only=True):
     attempts: list[Attempt]
     parents: list[Parent]
     children: Annotated[list[Digits], Meta(description="The first 100.")]
+    unavailable_shards: Shards = []
 
 
 class Event(Answer, kw_only=True):

@@ -28,7 +28,7 @@ from cronoq_server.runtime.watchers import WatchBatch, WatchFilter
 
 EVENTS: Final = "text/event-stream"
 LINES: Final = "application/x-ndjson"
-CURSOR_MAX: Final = 512
+CURSOR_MAX: Final = 12_288
 ENDS_STREAM: Final = (ErrorReason.CURSOR_UNKNOWN, ErrorReason.WATCH_TOO_SLOW)
 
 Write = Callable[[bytes], Awaitable[None]]

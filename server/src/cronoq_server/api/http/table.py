@@ -63,10 +63,10 @@ NEW_SCHEDULE: Final = {
 }
 
 
-def all_routes(service: Service, reader: SpecReader) -> list[Route]:
+def all_routes(service: Service, admins: AdminService, reader: SpecReader) -> list[Route]:
     """Every route of tasks and operators."""
     tasks, streams = TaskRoutes(service, reader), StreamRoutes(service, reader)
-    admin = AdminRoutes(AdminService(service), reader)
+    admin = AdminRoutes(admins, reader)
     return [
         *_submitting(tasks),
         *_single(tasks),

@@ -27,6 +27,7 @@ from cronoq_server.api.http.requests import (
     WaitQuery,
 )
 from cronoq_server.api.http.routes import Call
+from cronoq_server.api.passing import missing_shards
 from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
 from cronoq_server.engine import (
@@ -173,7 +174,9 @@ class TaskRoutes:
         """Shows a task."""
 
         async def serve(call: Call) -> Response:
-            return answers.json(writing.task(await self._service.get(call.who, by(call))))
+            told = writing.task(await self._service.get(call.who, by(call)))
+            told.unavailable_shards = missing_shards()
+            return answers.json(told)
 
         return serve
 
@@ -181,7 +184,9 @@ class TaskRoutes:
         """Shows everything known of a task."""
 
         async def serve(call: Call) -> Response:
-            return answers.json(writing.detail(await self._service.describe(call.who, by(call))))
+            told = writing.detail(await self._service.describe(call.who, by(call)))
+            told.unavailable_shards = missing_shards()
+            return answers.json(told)
 
         return serve
 
@@ -197,7 +202,9 @@ class TaskRoutes:
 
     async def _wait(self, call: Call, target: TaskRef, wished: float | None) -> Response:
         timeout = convert.read_wait(wished, "timeout_s", self._service.limits.max_wait_s)
-        return answers.json(writing.result(await self._service.wait(call.who, target, timeout)))
+        told = writing.result(await self._service.wait(call.who, target, timeout))
+        told.unavailable_shards = missing_shards()
+        return answers.json(told)
 
     def output(self, by: By) -> Callable[[Call], Awaitable[Response]]:
         """The output of a task that has ended, byte for byte."""
@@ -235,8 +242,12 @@ class TaskRoutes:
         )
         shown, following = self._fitting(page.tasks, page.next_after)
         reply = Reply(
-            b'{"tasks":[%s],"next_after":%s,"unavailable_shards":[]}'
-            % (b",".join(shown), b'"%d"' % following if following else b"null"),
+            b'{"tasks":[%s],"next_after":%s,"unavailable_shards":%s}'
+            % (
+                b",".join(shown),
+                b'"%d"' % following if following else b"null",
+                msgspec.json.encode(missing_shards()),
+            ),
             headers=[(b"content-type", answers.JSON)],
         )
         if following:
@@ -280,7 +291,7 @@ class TaskRoutes:
                 matched=done.matched,
                 changed=done.changed,
                 next_after=writing.digits(done.next_after),
-                unavailable_shards=[],
+                unavailable_shards=missing_shards(),
             )
         )
 

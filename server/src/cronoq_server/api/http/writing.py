@@ -10,6 +10,7 @@ from cronoq_server.api.convert import SCHEDULE_TAG
 from cronoq_server.api.errors import status_of
 from cronoq_server.api.http import forms, names, responses
 from cronoq_server.api.http.names import StatusName
+from cronoq_server.api.passing import missing_shards
 from cronoq_server.engine import (
     SECOND,
     Admitted,
@@ -360,7 +361,7 @@ def snapshot(
         totals=totals,
         workers_connected=view.workers_connected,
         resources=[resource(one) for one in resources],
-        unavailable_shards=[],
+        unavailable_shards=missing_shards(),
     )
 
 
@@ -381,7 +382,7 @@ def workers(views: Sequence[WorkerView]) -> responses.Workers:
             )
             for view in views
         ],
-        unavailable_shards=[],
+        unavailable_shards=missing_shards(),
     )
 
 
