@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
-from demo.errors import DemoError
+from demo.errors import DemoError, ProcessEnded
 
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 30.0
@@ -84,10 +84,10 @@ class Children:
         return await _await_announcement(child, announcement)
 
     async def first_end(self) -> NoReturn:
-        """Waits until a child ends that nobody stopped, and raises that as DemoError."""
+        """Waits until a child ends that nobody stopped, and raises that as ProcessEnded."""
         await self._has_ended.wait()
         child = next(child for child in self._children if child.ended.done())
-        raise child.failure(f"ended with exit code {child.ended.result()}")
+        raise ProcessEnded(str(child.failure(f"ended with exit code {child.ended.result()}")))
 
     async def stop(self) -> list[DemoError]:
         """Stops all, the last one first, and returns what was not in order."""

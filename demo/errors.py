@@ -3,3 +3,7 @@
 
 class DemoError(Exception):
     """Something is not as it should be; the message says what."""
+
+
+class ProcessEnded(DemoError):
+    """A process ended that nobody stopped."""

@@ -2,6 +2,8 @@
 
     ./justw demo [--path DIR] [--store STORE]
 
+With a store that lasts, a run that was cut short goes on when the same command is given again.
+
 Exit codes: 0 all is as it should be, 1 something is not (the message says what), 2 the command
 line is wrong, 128 + N the signal N ended it. In every case whatever it started is stopped.
 """
@@ -19,14 +21,15 @@ from typing import Any
 
 import cronoq
 from demo.children import ROOT, Children
-from demo.errors import DemoError
+from demo.errors import DemoError, ProcessEnded
 from demo.folder import find_files
 from demo.handlers import WORKING
 from demo.progress import Progress
-from demo.work import Run, Summary
+from demo.work import Run, Summary, plan_for
 
 ANY_PORT = "127.0.0.1:0"
 SERVING = "serving gRPC on "
+MEMORY = "memory"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--path", type=Path, default=ROOT, metavar="DIR", help="folder to count (these sources)"
     )
-    parser.add_argument("--store", default="memory", help="the server's: memory, or sqlite:PATH")
+    parser.add_argument("--store", default=MEMORY, help="the server's: memory, or sqlite:PATH")
     options = parser.parse_args(arguments)
     try:
         summary = asyncio.run(_run(options.path.resolve(), options.store))
@@ -44,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + interrupt.number
     except (DemoError, cronoq.CronoqError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
+        if isinstance(error, ProcessEnded) and options.store != MEMORY:
+            print("demo: the tasks are safe; run it again to go on", file=sys.stderr)
         return 1
     print(f"demo: ok {summary.tasks} tasks")
     return 0
@@ -104,7 +109,10 @@ async def _work(children: Children, folder: Path, store: str) -> Summary:
     address = await children.start("server", server, SERVING)
     await children.start("worker", ("demo.handlers", address), WORKING)
     async with cronoq.Client(address) as client:
-        run = Run(client, folder, files)
+        plan = await plan_for(client, folder, files)
+        run = Run(client, files, plan)
+        if plan.is_continued:
+            print(f"going on with run {plan.name}, which was cut short")
         print(f"{len(files)} files under {folder}: {run.task_count} tasks for {address}")
         progress = Progress(run.task_count, sys.stdout)
         try:

@@ -7,15 +7,18 @@ key: the whole tree can be written down before any task has an id.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import cronoq
-from demo.handlers import FAILURES, FileToCount, add_counts, count_file, run_on, succeed_third
+from demo.handlers import FileToCount, add_counts, count_file, run_on, succeed_third
 
 FAN_IN = 100
 """Parents of one sum: as many as a server allows by default."""
+ATTEMPTS_MAX = 20
+"""Of the two tasks that are watched: enough for many servers that die on the way."""
 NAME_MAX = 200
 """Bytes of a file's name in a key; keys have at most 256 by default."""
 SMALL_BYTES = 4 * 1024
@@ -25,26 +28,38 @@ LARGE_BYTES = 64 * 1024
 class Plan:
     """All tasks of one run.
 
-    Keys and a tag carry the run's own name: a store that lasts may have tasks of earlier runs.
+    Keys and a tag carry the run's own name: a store that lasts may have tasks of earlier runs. One
+    that was cut short is found by another tag, which stands for the folder as it is.
 
     Attributes:
+        name: The run's.
+        is_continued: Whether it had begun before.
         tag: What the tasks of this run are tagged with.
         files: One task per file.
         levels: The sums, level by level; the last level is the one task that has everything.
-        stubborn: The task that needs three attempts, and gets just as many.
+        stubborn: The task that needs three attempts.
         endless: The task that has to be cancelled.
     """
 
-    def __init__(self, folder: Path, files: Sequence[Path]) -> None:
-        self._run = cronoq.new_key()[:8]
-        self.tag = {"run": self._run}
+    def __init__(self, folder: Path, files: Sequence[Path], name: str | None = None) -> None:
+        """Plans a run.
+
+        Args:
+            folder: Where the files are.
+            files: What is to be counted.
+            name: Of the run that is to go on; a new one if not given.
+        """
+        self.name = name or cronoq.new_key()[:8]
+        self.is_continued = name is not None
+        self.tag = {"run": self.name}
+        self._tags = {**self.tag, **folder_tag(folder, files)}
         self.files = [self._file(folder, path) for path in files]
         self.levels = self._sums([spec.key for spec in self.files])
         retry = cronoq.RetryPolicy(
-            max_attempts=FAILURES + 1, initial_backoff=0.1, max_backoff=0.2, jitter=False
+            max_attempts=ATTEMPTS_MAX, initial_backoff=0.1, max_backoff=0.2, jitter=False
         )
         self.stubborn = self._task(succeed_third, "stubborn", retry=retry)
-        self.endless = self._task(run_on, "endless", priority=cronoq.Priority.CRITICAL)
+        self.endless = self._task(run_on, "endless", priority=cronoq.Priority.CRITICAL, retry=retry)
 
     @property
     def task_count(self) -> int:
@@ -64,11 +79,11 @@ class Plan:
         return cronoq.TaskSpec(
             handler.__name__,
             payload,
-            key=f"{self._run}:{name}",
+            key=f"{self.name}:{name}",
             deps=deps,
             priority=priority,
             retry=retry,
-            tags=self.tag,
+            tags=self._tags,
         )
 
     def _file(self, folder: Path, path: Path) -> cronoq.TaskSpec:
@@ -93,6 +108,15 @@ class Plan:
             )
             keys = [spec.key for spec in levels[-1]]
         return levels
+
+
+def folder_tag(folder: Path, files: Sequence[Path]) -> dict[str, str]:
+    """A tag that stands for these files, as long as none of them changes."""
+    digest = hashlib.sha256(os.fsencode(folder))
+    for path in files:
+        stat = path.stat()
+        digest.update(f"\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
+    return {"folder": digest.hexdigest()[:32]}
 
 
 def short_name(name: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from demo.plan import NAME_MAX, short_name
 from demo.work import compare
 
 ROOT = Path(__file__).resolve().parents[2]
+LARGE_BYTES = 1 << 26
 ENDLESS_BYTES = 1 << 40
 """A file of holes that nobody reads to its end: the demo is at work until it is stopped."""
 
@@ -111,6 +113,43 @@ def test_a_store_that_lasts_can_be_used_again(tmp_path: Path) -> None:
         assert demo.returncode == 0, demo.stderr
         assert f" {len(text)} bytes, 1 lines, {len(text.split())} words" in demo.stdout
         assert demo.stdout.endswith("demo: ok 4 tasks\n")
+
+
+def test_a_run_that_was_cut_short_goes_on_with_nothing_lost_and_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    """The server is killed in the middle; the same command again ends what was begun."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for index in range(300):
+        (folder / f"{index:03}.txt").write_text("two words\n" * index)
+    for index in range(3):  # they come last, and take a while
+        (folder / f"large-{index}").touch()
+        os.truncate(folder / f"large-{index}", LARGE_BYTES)
+    file = tmp_path / "store.sqlite3"
+    store = ("--store", f"sqlite:{file}")
+    with subprocess.Popen(
+        command(folder, *store), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as demo:
+        assert demo.stdout is not None
+        assert "303 files under" in demo.stdout.readline()
+        assert "tasks ended" in demo.stdout.readline()
+        os.kill(children(demo)["cronoq_server"], signal.SIGKILL)
+        _, said = demo.communicate()
+    assert demo.returncode == 1
+    assert said.endswith("demo: the tasks are safe; run it again to go on\n")
+    with closing(sqlite3.connect(file)) as db:
+        (unfinished,) = db.execute("SELECT count(*) FROM cronoq_live").fetchone()
+    assert unfinished
+
+    again = run_demo(folder, *store)
+
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.startswith("going on with run ")
+    # One per file, four sums and their sum, and the two that are watched; as often as submitted.
+    assert again.stdout.endswith("demo: ok 310 tasks\n")
+    with closing(sqlite3.connect(file)) as db:
+        assert db.execute("SELECT count(*) FROM cronoq_tasks").fetchone() == (310,)
 
 
 def test_names_too_long_for_a_key_are_told_apart() -> None:
