@@ -44,7 +44,7 @@ def test_a_newer_form_is_refused_by_its_number(dialect: str) -> None:
 
 
 ADDS = re.compile(
-    r"CREATE (TABLE|INDEX|UNIQUE INDEX) |ALTER TABLE \w+ (ADD COLUMN |ALTER COLUMN \w+ SET STORAGE )"
+    r"CREATE (UNIQUE )?(TABLE|INDEX) |ALTER TABLE \w+ (ADD COLUMN|ALTER COLUMN \w+ SET STORAGE) "
 )
 
 
