@@ -8,6 +8,8 @@ body.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeAlias
@@ -19,7 +21,14 @@ from google.protobuf.descriptor import FileDescriptor, MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from cronoq_server.api import audit
-from cronoq_server.api.auth import ANONYMOUS, Authenticator, Operation, Principal, require
+from cronoq_server.api.auth import (
+    ANONYMOUS,
+    UNAUTHENTICATED,
+    Authenticator,
+    Operation,
+    Principal,
+    require,
+)
 from cronoq_server.api.errors import PROTOCOL_METADATA, abort
 from cronoq_server.api.passing import FORWARDED_KEY, Passing, current, missing_metadata
 from cronoq_server.engine import ErrorReason, Refusal
@@ -27,6 +36,8 @@ from cronoq_server.runtime.refusals import Refused
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Body: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
+
+log = logging.getLogger(__name__)
 
 OPERATIONS: dict[str, Operation] = {
     "Submit": Operation.SUBMIT,
@@ -65,7 +76,8 @@ OPERATIONS: dict[str, Operation] = {
 }
 """What each method of the contract does, as far as permission goes; none may be missing."""
 
-SUBMITS = frozenset({"Submit", "SubmitBatch", "SubmitMany"})
+SUBMITS = frozenset({"Submit", "SubmitBatch", "SubmitMany", "AddRecurring"})
+"""Calls for which a key or a name in use is one of a pool that the caller may not use."""
 
 
 class Malformed(msgspec.Struct, frozen=True):
@@ -108,7 +120,7 @@ def _method(
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[method.client_streaming, method.server_streaming]
     handler: grpc.RpcMethodHandler[Any, Any] = build(
-        _guarded(body or _unsupported, method.name, authenticator),
+        _guarded(body or _unsupported, method, authenticator),
         request_deserializer=parser(message_factory.GetMessageClass(method.input_type)),
         response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
     )
@@ -129,9 +141,10 @@ def parser(message: type[Message]) -> Callable[[bytes], Message | Malformed]:
     return parse
 
 
-def _guarded(body: Body, method: str, authenticator: Authenticator) -> Body:
+def _guarded(body: Body, method: MethodDescriptor, authenticator: Authenticator) -> Body:
     """Around every body: the protocol's number, who calls, requests that are none, refusals."""
-    submitting, operation = method in SUBMITS, OPERATIONS[method]
+    submitting, operation = method.name in SUBMITS, OPERATIONS[method.name]
+    serve = _held(body, authenticator) if method.server_streaming else body
 
     async def call(request: Any, context: Context) -> Any:
         context.set_trailing_metadata(PROTOCOL_METADATA)
@@ -144,7 +157,7 @@ def _guarded(body: Body, method: str, authenticator: Authenticator) -> Body:
             audit.origin.set(context.peer())
             if type(request) is Malformed:
                 raise Refused(malformed(request))
-            answer = await body(request, context)
+            answer = await serve(request, context)
             if passing.missing:
                 context.set_trailing_metadata((*PROTOCOL_METADATA, *missing_metadata()))
             return answer
@@ -152,6 +165,29 @@ def _guarded(body: Body, method: str, authenticator: Authenticator) -> Body:
             await abort(context, refused.refusal, submitting=submitting)
 
     return call
+
+
+def _held(body: Body, authenticator: Authenticator) -> Body:
+    """Around a stream: it ends when its caller's credential is revoked."""
+
+    async def serve(request: Any, context: Context) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        with authenticator.holding(caller(context), task.cancel) as hold:
+            try:
+                return await body(request, context)
+            except asyncio.CancelledError:
+                if not hold.is_revoked:
+                    raise
+                task.uncancel()
+                log.info(
+                    "a stream of %s ended: its credential was revoked",
+                    hold.who.name,
+                    extra={"action": "stream_revoked", "who": hold.who.name},
+                )
+                raise Refused(UNAUTHENTICATED) from None
+
+    return serve
 
 
 def identify(authenticator: Authenticator, context: Context) -> Principal:
