@@ -166,7 +166,11 @@ FAULT_KINDS = (
         "R20",
         "permits leak on one of the ways in which an attempt can end",
         "what is held is what runs, at every step",
-        (f"{ENGINE}test_resources.py::test_accounts_never_leak",),
+        (
+            f"{ENGINE}test_resources.py::test_accounts_never_leak",
+            "tests/sim/test_sim.py::test_no_promise_is_broken_in_any_world",
+            "tests/sim/test_sim.py::test_oracle_sees_a_bug",
+        ),
     ),
     FaultKind(
         "R21",
@@ -200,6 +204,7 @@ FAULT_KINDS = (
         (
             f"{ENGINE}test_cron_pattern.py::test_expression_without_any_date_is_refused",
             f"{ENGINE}test_cron_pattern.py::test_ten_thousand_random_expressions_end",
+            f"{ENGINE}test_schedules.py::test_schedule_that_can_not_be_read_any_more_is_kept_and_never_due",
         ),
     ),
     FaultKind(
@@ -240,6 +245,12 @@ FAULT_KINDS = (
         "a cancelled thread runs on, unseen, beside the next task in its slot",
         "the slot is taken until the thread ends",
         (f"{SDK}test_worker.py::test_a_sync_handler_that_ignores_its_abort_keeps_its_slot",),
+    ),
+    FaultKind(
+        "R32",
+        "a backlog starves behind fresh work when its workers come back",
+        "oldest first: the age of the oldest falls steadily",
+        (f"{ENGINE}test_backlog.py::test_backlog_goes_before_fresh_work",),
     ),
     FaultKind(
         "R33",
