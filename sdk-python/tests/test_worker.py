@@ -1092,7 +1092,7 @@ async def test_what_has_no_receipt_at_the_end_is_named_in_the_log(
     await stream.end_of_worker()
     stream.end()
     await stopping
-    assert "before the server confirmed tasks [1001]" in caplog.text
+    assert "before the server confirmed tasks 1001" in caplog.text
 
 
 async def test_a_worker_that_never_connected_stops_at_once(server: ScriptedServer) -> None:

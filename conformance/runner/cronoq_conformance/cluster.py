@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import sys
@@ -117,7 +118,7 @@ class ServerProcess:
         if self._process is None or self._process.returncode is not None:
             return
         assert self._reader is not None
-        self._process.send_signal(number)
+        os.kill(self._process.pid, number)
         await self._reader
         await self._process.wait()
 

@@ -143,7 +143,8 @@ class Participant:
     def signal(self, name: str) -> None:
         """Sends a signal by its name, such as SIGTERM."""
         assert self._process is not None
-        self._process.send_signal(signal.Signals[name])
+        # Not by the process object: it would look for an end that the loop's watcher is to find.
+        os.kill(self._process.pid, signal.Signals[name])
 
     async def ended(self) -> int:
         """Returns the exit code once the program has ended."""
@@ -157,7 +158,7 @@ class Participant:
             return
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
+                os.kill(process.pid, signal.SIGKILL)
         await process.wait()
         await asyncio.gather(*self._readers, return_exceptions=True)
         for answer in self._answers.values():

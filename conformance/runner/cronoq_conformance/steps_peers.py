@@ -35,7 +35,7 @@ class OldWorker:
             call = workers_pb2_grpc.WorkersStub(channel).Work()
             first = {"register": {"protocol_version": 3, "slots": 2, **register}}
             await call.write(fill(workers_pb2.WorkerMessage(), first))
-            while (message := await call.read()) is not grpc.aio.EOF:
+            async for message in call:
                 said = plain(message)
                 self.heard.append(said)
                 if "registered" in said:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from cronoq_server._proto import admin_pb2, tasks_pb2, workers_pb2
+
+M = TypeVar("M", bound=Message)
 
 SERVICES = (
     admin_pb2.DESCRIPTOR.services_by_name["Admin"],
@@ -65,7 +67,7 @@ def _is_map(field: FieldDescriptor) -> bool:
     return bool(entry is not None and entry.GetOptions().map_entry)
 
 
-def fill(message: Message, data: Mapping[str, Any]) -> Message:
+def fill(message: M, data: Mapping[str, Any]) -> M:
     """Puts data into a message and returns it.
 
     Raises:

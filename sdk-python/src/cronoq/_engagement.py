@@ -14,7 +14,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ._endpoint import Endpoint
@@ -39,6 +39,14 @@ Hooks = dict[str, Callable[..., object] | None]
 UNKNOWN_MAX = 1024
 # What a cancelled handler gets to clean up in before its attempt is reported anyway, seconds.
 STOP_GRACE_S = 1.0
+# Tasks that one line of the log names, so that it stays readable and no sink cuts it.
+NAMED_MAX = 50
+
+
+def warn_of(text: str, tasks: Sequence[int]) -> None:
+    """Warns of tasks by their ids, in as many lines as that takes."""
+    for first in range(0, len(tasks), NAMED_MAX):
+        logger.warning(text, ", ".join(str(task) for task in tasks[first : first + NAMED_MAX]))
 
 
 class Engagement:
@@ -307,14 +315,14 @@ class Engagement:
         await self._until_drained(lambda: not self._tasks and not self._ended)
         rest = self.session.open_runs()
         if rest:
-            logger.warning("handlers of tasks %s do not end", [run.task_id for run in rest])
+            warn_of("handlers of tasks %s do not end", [run.task_id for run in rest])
             outcome = Failed(Stop.STOPPED.value)
             self.session.report([(run, outcome) for run in rest], time.monotonic())
 
     async def _close_link(self) -> None:
         unconfirmed = self.session.unconfirmed_tasks()
         if unconfirmed:
-            logger.warning("stopped before the server confirmed tasks %s", unconfirmed)
+            warn_of("stopped before the server confirmed tasks %s", unconfirmed)
         link = self.link
         link.half_close()
         await self._until(lambda: link.is_ended, self._loop.time() + END_S)

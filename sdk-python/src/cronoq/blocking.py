@@ -6,7 +6,7 @@ Same names, arguments and errors as `cronoq.Client`; it may be shared between th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
@@ -80,6 +80,7 @@ class Client:
         deadline: Seconds = 60.0,
         max_wait: Seconds = 60.0,
         max_tasks_per_batch: int = 1000,
+        trace_context: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
         """Makes a client; nothing is sent before its first call. See `ClientOptions`.
 
@@ -98,6 +99,7 @@ class Client:
             deadline=deadline,
             max_wait=max_wait,
             max_tasks_per_batch=max_tasks_per_batch,
+            trace_context=trace_context,
         )
         self._thread = LoopThread()
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
+
+import msgspec
 
 from . import _calls
 from ._admin import AdminCalls
@@ -154,6 +156,7 @@ class Client(AdminCalls):
         deadline: Seconds = 60.0,
         max_wait: Seconds = 60.0,
         max_tasks_per_batch: int = 1000,
+        trace_context: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
         """Makes a client; nothing is sent before its first call. See `ClientOptions`.
 
@@ -173,6 +176,7 @@ class Client(AdminCalls):
             deadline=deadline,
             max_wait=max_wait,
             max_tasks_per_batch=max_tasks_per_batch,
+            trace_context=trace_context,
         )
         parsed = parse_configured(endpoint, tls=tls is not None)
         super().__init__(Caller(self.options, Connection(self.options, parsed)))
@@ -237,6 +241,7 @@ class Client(AdminCalls):
             InvalidRequestError: The task is refused.
         """
         spec = task if isinstance(task, TaskSpec) else TaskSpec(task, payload, **options)
+        spec = self._traced(spec)
         ends_at = self._ends_at(call_deadline)
         shared = self._here()
         future = shared.submits.enqueue(spec, ends_at)
@@ -267,7 +272,7 @@ class Client(AdminCalls):
             for spec in tasks:
                 keys.append(spec.key)
                 try:
-                    future = submits.enqueue(spec, ends_at)
+                    future = submits.enqueue(self._traced(spec), ends_at)
                 except CronoqError as error:
                     places.append(error)
                     continue
@@ -289,6 +294,13 @@ class Client(AdminCalls):
                 future.cancel()
         return [self._handle(key, place) for key, place in zip(keys, places, strict=True)]
 
+    def _traced(self, spec: TaskSpec) -> TaskSpec:
+        """The spec with the present trace context, if it names none and the program wants it."""
+        ask = self.options.trace_context
+        if ask is None or spec.trace_context is not None:
+            return spec
+        return msgspec.structs.replace(spec, trace_context=ask())
+
     def _handle(
         self, key: str, place: asyncio.Future[Admitted] | CronoqError
     ) -> TaskHandle | CronoqError:
@@ -309,7 +321,7 @@ class Client(AdminCalls):
         """
         request = tasks_pb2.SubmitBatchRequest()
         for spec in tasks:
-            fill_spec(request.tasks.add(), spec, self.options.codec)
+            fill_spec(request.tasks.add(), self._traced(spec), self.options.codec)
         response = await self._caller.call(
             _calls.SUBMIT_BATCH,
             request,

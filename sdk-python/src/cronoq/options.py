@@ -6,7 +6,7 @@ ones and a test compares. Durations are seconds or timedeltas at the edge, float
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -115,11 +115,14 @@ class ClientOptions(ConnectOptions):
             have none unless given.
         max_wait: Length of one slice of a wait, seconds; the server's `max_wait_s` or less.
         max_tasks_per_batch: Tasks in one request.
+        trace_context: Asked for the W3C trace context of each task that names none;
+            `cronoq.otel.current_trace_context` is one.
     """
 
     deadline: Seconds = 60.0
     max_wait: Seconds = 60.0
     max_tasks_per_batch: int = 1000
+    trace_context: Callable[[], Mapping[str, str]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

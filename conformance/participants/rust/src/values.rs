@@ -45,9 +45,7 @@ fn texts_in(fields: &Value, name: &str) -> Vec<String> {
 }
 
 fn pairs_in(fields: &Value, name: &str) -> BTreeMap<String, String> {
-    let text = |(name, value): (&String, &Value)| {
-        Some((name.clone(), value.as_str()?.to_owned()))
-    };
+    let text = |(name, value): (&String, &Value)| Some((name.clone(), value.as_str()?.to_owned()));
     fields[name].as_object().into_iter().flatten().filter_map(text).collect()
 }
 
