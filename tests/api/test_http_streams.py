@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from cronoq_server.config import parse
 from cronoq_server.runtime import watch_stream
-from tests.api.conftest import Edge
+from tests.api.conftest import ANY_PORT, Edge
 from tests.api.web import Line, browsing, refused, until
 
 Serve = Callable[[str], Awaitable[Edge]]
@@ -236,3 +237,19 @@ async def test_wait_for_many_is_refused_for_what_it_says(web: httpx.AsyncClient)
     assert refused(await web.post("/v1/waits", json={"keys": [""]}))[2] == "keys"
     assert refused(await web.post("/v1/waits", json={"timeout_s": -1}))[2] == "timeout_s"
     assert (await web.post("/v1/waits", json={})).content == b""
+
+
+async def test_revoked_credential_ends_its_watch(serve: Serve) -> None:
+    """After a reload the watch of a token that is gone ends, and says why."""
+    token = "[[auth.tokens]]\ntoken = '{}'\nrole = 'client'\n"
+    gone, kept = "token-that-will-go", "token-that-stays"
+    edge = await serve(token.format(gone) + token.format(kept))
+    async with browsing(edge, authorization=f"Bearer {gone}") as web, watching(web) as watch:
+        assert (await watch.next()).kind == "bookmark"
+        edge.server.reload(parse(ANY_PORT + token.format(kept)))
+        while (event := await watch.next()).kind == "bookmark":
+            pass
+        assert (event.kind, event.told["error"]["reason"]) == ("error", "unauthenticated")
+        assert await watch.ended()
+        refusal = await web.get("/v1/watch")
+        assert refusal.status_code == 401

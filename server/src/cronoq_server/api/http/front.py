@@ -10,12 +10,13 @@ import asyncio
 import ipaddress
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from cronoq_server.api import audit, texts
-from cronoq_server.api.auth import Principal
+from cronoq_server.api.auth import Hold, Principal
 from cronoq_server.api.http import answers
 from cronoq_server.api.http.answers import Reply
 from cronoq_server.api.http.connection import CERTIFICATE_NAMES
@@ -30,6 +31,7 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 WHO: Final = "cronoq.who"
+HOLDING: Final = "cronoq.holding"
 """Where a request's scope has its `Principal`."""
 
 BODY: Final = "cronoq.body"
@@ -56,6 +58,18 @@ class Identify(Protocol):
         """The caller."""
 
 
+class Holding(Protocol):
+    """Keeps a stream for as long as its credential is good; see `Authenticator.holding`."""
+
+    def __call__(self, who: Principal, end: Callable[[], object]) -> AbstractContextManager[Hold]:
+        """Keeps it within the context."""
+
+
+def holding_nothing(who: Principal, end: Callable[[], object]) -> AbstractContextManager[Hold]:
+    """Where credentials never change."""
+    return nullcontext(Hold(who, end))
+
+
 class Role(Protocol):
     """What the process is at this moment."""
 
@@ -80,6 +94,7 @@ class Front:
         only_local: Whether requests must be meant for this machine by their `Host`: where nobody
             is asked who they are, a page in a browser could otherwise reach it under a name of
             its own.
+        holding: Keeps streams for as long as their credential is good.
     """
 
     def __init__(
@@ -96,6 +111,7 @@ class Front:
         self.body_bytes_max = 4 * MIB
         self.only_local: Callable[[], bool] = lambda: True
         self.is_public: Callable[[str], bool] = lambda _: False
+        self.holding: Holding = holding_nothing
         self._inner = inner
         self._role = role
         self._identify = identify
@@ -121,6 +137,7 @@ class Front:
                 return
             authorization = headers.get("authorization")
             scope[WHO] = self._identify(authorization, scope.get(CERTIFICATE_NAMES, ()))
+            scope[HOLDING] = self.holding
             current.set(Passing(authorization))
             scope[BODY] = await self._body(headers, receive)
         except Refused as refused:

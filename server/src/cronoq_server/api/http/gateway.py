@@ -220,6 +220,7 @@ class HttpServer:
         server, limits = config.server, config.limits
         self._front = Front(app, role, authenticator.identify, is_open=frozenset({METRICS}))
         self._front.is_public = is_public
+        self._front.holding = authenticator.holding
         self._front.body_bytes_max = limits.max_http_body_bytes
         is_local = server.http_addr.is_loopback
         self._front.only_local = lambda: is_local and not authenticator.is_on

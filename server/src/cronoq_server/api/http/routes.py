@@ -19,7 +19,7 @@ from starlette.responses import Response
 from cronoq_server.api import texts
 from cronoq_server.api.auth import Principal, require
 from cronoq_server.api.http import answers, reading
-from cronoq_server.api.http.front import BODY, HEADERS, WHO, Unreadable
+from cronoq_server.api.http.front import BODY, HEADERS, HOLDING, WHO, Holding, Unreadable
 from cronoq_server.api.http.requests import NoQuery
 from cronoq_server.api.rpc import OPERATIONS
 from cronoq_server.engine import ErrorReason
@@ -35,15 +35,17 @@ class Call:
 
     Attributes:
         who: The caller.
+        holding: Keeps a stream for as long as their credential is good.
         headers: By name, in lower case.
         path: The variables of the path.
     """
 
-    __slots__ = ("_scope", "headers", "path", "who")
+    __slots__ = ("_scope", "headers", "holding", "path", "who")
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
         self._scope = scope
         self.who: Principal = scope[WHO]
+        self.holding: Holding = scope[HOLDING]
         self.headers: Mapping[str, str] = scope[HEADERS]
         self.path: Mapping[str, str] = scope["path_params"]
 

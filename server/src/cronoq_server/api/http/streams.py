@@ -6,6 +6,7 @@ what it had opened is closed. What ends a stream from this side is its last even
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -17,6 +18,7 @@ from starlette.responses import Response
 
 from cronoq_server._proto import tasks_pb2
 from cronoq_server.api import convert, texts
+from cronoq_server.api.auth import UNAUTHENTICATED
 from cronoq_server.api.http import answers, names, responses, writing
 from cronoq_server.api.http.requests import NoQuery, WaitOrder, WatchQuery
 from cronoq_server.api.http.routes import Call
@@ -105,13 +107,20 @@ class StreamRoutes:
     async def _events(
         self, call: Call, wanted: WatchFilter, cursor: bytes
     ) -> AsyncGenerator[WatchBatch, None]:
-        with self._service.gate.stream():
+        task = asyncio.current_task()
+        assert task is not None
+        with self._service.gate.stream(), call.holding(call.who, task.cancel) as hold:
             stream = await self._service.watch(call.who, wanted, cursor, bookmarks=True)
             try:
                 for _, refusal in stream.refusals:
                     raise Refused(refusal)
                 async for batch in stream:
                     yield batch
+            except asyncio.CancelledError:
+                if not hold.is_revoked:
+                    raise
+                task.uncancel()
+                raise Refused(UNAUTHENTICATED) from None
             finally:
                 await stream.aclose()
 
