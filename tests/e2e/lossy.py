@@ -49,7 +49,7 @@ class LossyRelay:
         assert task is not None
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, asyncio.CancelledError):  # or the play is over
             back, there = await asyncio.open_connection("127.0.0.1", self._target)
             ways = (
                 asyncio.create_task(self._pass(reader, there)),

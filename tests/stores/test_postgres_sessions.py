@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import signal
 import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -133,6 +138,96 @@ async def test_a_pooler_is_refused_with_the_setting_that_helps(
         url = cluster.tcp_url.replace(str(cluster.port), str(proxy.port))
         with pytest.raises(Unusable, match=r"store\.lock_url"):
             await acquire(place.open_with(**{name: url}))
+
+
+POOLER = """
+[databases]
+postgres = host=127.0.0.1 port={server} user=cronoq
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+{more}
+"""
+
+
+@asynccontextmanager
+async def pgbouncer(directory: Path, server: int, more: str) -> AsyncIterator[int]:
+    """The pooler that most people use; its port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    config = directory / "pgbouncer.ini"
+    config.write_text(POOLER.format(server=server, port=port, more=more))
+    config.chmod(0o644)
+    user = ("-u", "nobody") if os.geteuid() == 0 else ()
+    with (directory / "log").open("wb") as log:
+        command = ("pgbouncer", *user, str(config))
+        process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+    try:
+        while not await listens(port):
+            assert process.returncode is None, (directory / "log").read_text()
+        yield port
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def listens(port: int) -> bool:
+    """Whether somebody takes connections there."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    await writer.wait_closed()
+    return True
+
+
+@asynccontextmanager
+async def stand_in(_directory: Path, server: int, _more: str) -> AsyncIterator[int]:
+    """What the store can tell a pooler by, without one."""
+    async with Proxy(server, strange_pid) as proxy:
+        yield proxy.port
+
+
+TOLERANT = (
+    "ignore_startup_parameters = statement_timeout,idle_in_transaction_session_timeout,"
+    "synchronous_commit,search_path,tcp_keepalives_idle,tcp_keepalives_interval,"
+    "tcp_keepalives_count,tcp_user_timeout,jit"
+)
+POOLERS = [pytest.param(stand_in, "", id="stand-in")]
+if shutil.which("pgbouncer"):
+    POOLERS += [
+        pytest.param(pgbouncer, "", id="pgbouncer"),
+        pytest.param(pgbouncer, TOLERANT, id="pgbouncer that swallows settings"),
+    ]
+
+
+@pytest.mark.parametrize(("pooler", "more"), POOLERS)
+async def test_a_direct_route_for_the_lock_is_used_for_commits_as_well(
+    place: PostgresPlace,
+    cluster: Cluster,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    pooler: Callable[[Path, int, str], AbstractAsyncContextManager[int]],
+    more: str,
+) -> None:
+    """When the usual one leads through a pooler: sessions keep their names and settings."""
+    async with pooler(tmp_path, cluster.port, more) as port:
+        pooled = cluster.tcp_url.replace(str(cluster.port), str(port))
+        with pytest.raises(Unusable, match=r"store\.lock_url"):
+            await acquire(place.open_with(url=pooled))
+        store = place.open_with(url=pooled, lock_url=place.settings.url)
+        leadership = await lead(store)
+        await store.commit(leadership, batch(1, inserted(1)))
+        assert ids(await store.load_tasks([1])) == [1]
+        assert "store.lock_url is used for everything" in caplog.text
+        await place.lapse(store, leadership)
+        with pytest.raises(Fenced):
+            await store.commit(leadership, batch(2, inserted(2)))
 
 
 async def test_a_new_leader_ends_sessions_of_older_epochs_only(place: PostgresPlace) -> None:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from cronoq_server.engine.model import MILLISECOND, SECOND
-from cronoq_server.stores.sqlite_lease import LeaseRow, Process, Watch, is_gone, this_process
+from cronoq_server.stores.sqlite_lease import (
+    LeaseRow,
+    Process,
+    Watch,
+    _started,
+    is_gone,
+    this_process,
+)
 
 TTL = 10 * SECOND
 POLL = 500 * MILLISECOND
@@ -83,6 +91,56 @@ def test_the_lease_of_a_process_that_is_gone_is_free_at_once() -> None:
     assert is_gone(msgspec.structs.replace(here, started=here.started - 1))
     row = held(expires_at=NOW + TTL, process=msgspec.structs.replace(here, pid=ended.pid))
     assert Watch(TTL, POLL).may_take(row, NOW, 0)
+
+
+BROODING = """
+import ctypes, os, threading
+threading.Thread(target=lambda: (print("brooding", flush=True), os.read(0, 1))).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+"""Its first thread ends, another one goes on until it is told to end."""
+
+
+def as_process(pid: int) -> Process:
+    """A process of this host as a lease names it."""
+    here, started = this_process(), _started(pid)
+    assert here is not None
+    assert started is not None
+    return msgspec.structs.replace(here, pid=pid, started=started)
+
+
+def wait_until_defunct(pid: int) -> None:
+    """Returns when the first thread of a process has ended; its parent has not asked."""
+    while (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]) != "Z":
+        os.sched_yield()
+
+
+@linux_only
+def test_a_process_that_has_ended_unheard_is_gone() -> None:
+    """Its parent may never ask; it can write no more."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as killed:
+        holder = as_process(killed.pid)
+        assert not is_gone(holder)
+        killed.kill()
+        os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+        assert is_gone(holder)
+
+
+@linux_only
+def test_a_process_whose_first_thread_has_ended_lives() -> None:
+    """It looks defunct, and another thread of it may be about to write."""
+    with subprocess.Popen(
+        [sys.executable, "-c", BROODING], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as brooding:
+        assert brooding.stdout is not None
+        assert brooding.stdin is not None
+        brooding.stdout.readline()
+        wait_until_defunct(brooding.pid)
+        holder = as_process(brooding.pid)
+        assert not is_gone(holder)
+        brooding.stdin.close()
+        os.waitid(os.P_PID, brooding.pid, os.WEXITED | os.WNOWAIT)
+        assert is_gone(holder)
 
 
 @linux_only

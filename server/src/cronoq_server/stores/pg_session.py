@@ -41,7 +41,7 @@ call hears after the server has said goodbye."""
 
 _POOLER = (
     "a connection pooler stands between this server and PostgreSQL, and would break its session "
-    "lock and settings: name a direct route in store.lock_url and store.url"
+    "lock and settings: name a direct route in store.lock_url"
 )
 
 
@@ -50,7 +50,8 @@ class PostgresSettings(msgspec.Struct, frozen=True):
 
     Attributes:
         url: The database, as a libpq URL.
-        lock_url: A direct route for the connection that holds the lock; empty = `url`.
+        lock_url: A direct route for the connection that holds the lock, and for the others if
+            `url` leads through a pooler; empty = `url`.
         schema: The schema that holds the tables; made if it is not there.
         lock_poll: How often a standby tries the lock.
         keepalive: How often the leader checks the connection that holds it.
@@ -72,6 +73,13 @@ class PostgresSettings(msgspec.Struct, frozen=True):
     shard: int | None = None
     connections_max: int = 5
     segment_rows: int = 500_000
+
+
+class Pooled(Unusable):
+    """A connection pooler stands in between, so nothing of a session would last."""
+
+    def __init__(self) -> None:
+        super().__init__(_POOLER)
 
 
 class ConnectionLost(Unavailable):
@@ -105,7 +113,8 @@ async def connect(settings: PostgresSettings, url: str, name: str) -> Connection
 
     Raises:
         Unavailable: The server can't be reached.
-        Unusable: It must not be used over this route.
+        Pooled: A pooler stands on this route.
+        Unusable: It must not be used as it is.
     """
     silent = max(1, settings.session_timeout // SECOND)
     timeout = settings.commit_timeout // MILLISECOND
@@ -126,7 +135,7 @@ async def connect(settings: PostgresSettings, url: str, name: str) -> Connection
         connection = await asyncpg.connect(url, timeout=float(silent), server_settings=options)
     except asyncpg.PostgresError as error:
         if "unsupported startup parameter" in str(error):
-            raise Unusable(_POOLER) from error
+            raise Pooled from error
         raise as_store_error(error) from error
     except asyncpg.exceptions.ClientConfigurationError as error:
         raise Unusable(f"store.url: {error}") from error
@@ -148,7 +157,7 @@ async def _accept(connection: Connection, silent: int) -> None:
         raise
     if pid != connection.get_server_pid():
         connection.terminate()
-        raise Unusable(_POOLER)
+        raise Pooled
     wire = connection._transport.get_extra_info("socket")
     if wire is not None and wire.family in (socket.AF_INET, socket.AF_INET6):
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -54,6 +54,7 @@ from cronoq_server.stores.pg_session import (
     Connection,
     Line,
     Lines,
+    Pooled,
     PostgresSettings,
     connect,
     literal,
@@ -108,6 +109,7 @@ class PostgresStore:
             cache_bytes: Outputs kept in memory beside the database, in bytes.
         """
         self._settings = settings
+        self._url = settings.url
         self._session = LockSession(settings)
         self._writer = Line(self._connect)
         self._reader = Lines(self._connect, settings.connections_max - 2)
@@ -126,7 +128,17 @@ class PostgresStore:
     async def _connect(self) -> Connection:
         settings = self._settings
         name = session_name(settings.schema, self._epoch)
-        connection = await connect(settings, settings.url, name)
+        try:
+            connection = await connect(settings, self._url, name)
+        except Pooled:
+            if settings.lock_url in ("", self._url):
+                raise
+            log.warning(
+                "store.url leads through a pooler: store.lock_url is used for everything",
+                extra={"action": "pooler_avoided"},
+            )
+            self._url = settings.lock_url
+            connection = await connect(settings, self._url, name)
         await connection.execute(reads.PLANNING)
         return connection
 

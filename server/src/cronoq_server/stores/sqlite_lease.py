@@ -70,14 +70,36 @@ class LeaseRow(msgspec.Struct, frozen=True):
     process: Process | None
 
 
-def _started(pid: int) -> int | None:
-    """When a process started; None when that cannot be read."""
+def _stat(pid: int) -> list[str] | None:
+    """What the system says of a process, from its state on; None when that cannot be read."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The name in parentheses may hold spaces and parentheses; the 22nd field is the start.
-    return int(stat.rpartition(")")[2].split()[19])
+    # The name in parentheses may hold spaces and parentheses.
+    return stat.rpartition(")")[2].split()
+
+
+def _started(pid: int) -> int | None:
+    """When a process started; None when that cannot be read."""
+    stat = _stat(pid)
+    return None if stat is None else int(stat[19])
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process has ended and only waits for its parent to hear of it.
+
+    One whose first thread has ended looks the same while others run on: those are listed until
+    they have let go of everything.
+    """
+    stat = _stat(pid)
+    if stat is None or stat[0] != "Z":
+        return False
+    try:
+        threads = [entry.name for entry in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return False
+    return threads == [str(pid)]
 
 
 def this_process() -> Process | None:
@@ -106,7 +128,7 @@ def is_gone(holder: Process | None) -> bool:
     except PermissionError:
         pass  # it lives, and belongs to somebody else
     started = _started(holder.pid)
-    return started is not None and started != holder.started
+    return started is not None and (started != holder.started or _has_ended(holder.pid))
 
 
 class Watch:
