@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from cronoq_server.api.admin_service import AdminService
 from cronoq_server.api.gate import Gate
 from cronoq_server.api.http.openapi import document
 from cronoq_server.api.http.table import all_routes
@@ -102,7 +103,8 @@ def described() -> dict[str, Any]:
 
     limits = LimitsConfig()
     service = Service(limits, Gate(limits), nobody)
-    return document("", all_routes(service, SpecReader(limits, ["default"])))
+    reader = SpecReader(limits, ["default"])
+    return document("", all_routes(service, AdminService(service), reader))
 
 
 def _operations(told: dict[str, Any], group: str) -> Iterator[tuple[str, str, dict[str, Any]]]:

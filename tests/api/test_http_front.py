@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import ssl
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import httpx
 import pytest
 
+from cronoq_server import config
 from cronoq_server.api.http import answers, front
-from tests.api.conftest import Edge
+from tests.api.certificates import Place
+from tests.api.conftest import ANY_PORT, Edge, serving
 from tests.api.web import Line, browsing, refused, submission
 
 Serve = Callable[[str], Awaitable[Edge]]
@@ -242,7 +246,7 @@ async def test_task_larger_than_a_message_is_refused(serve: Serve) -> None:
 
 async def test_unknown_paths_and_methods_have_reasons(web: httpx.AsyncClient) -> None:
     """What is not served is refused in the form of all refusals."""
-    for path in ("/", "/v1", "/v2/tasks", "/v1/tasks/", "/docs", "/v1/tasks/1/x"):
+    for path in ("/v1", "/v2/tasks", "/v1/tasks/", "/docs", "/v1/tasks/1/x"):
         answer = await web.get(path)
         assert refused(answer)[:2] == (404, "unsupported")
     for path, allowed in (("/v1/snapshot", "GET, HEAD"), ("/v1/tasks", "GET, HEAD, POST")):
@@ -313,3 +317,42 @@ async def test_defect_tells_nothing(
     assert "cause" not in answer.text.replace("its log has the cause", "")
     assert "ZeroDivisionError" in caplog.text
     assert json.loads((await web.get("/v1/pools")).content)
+
+
+async def test_certificate_is_a_credential_over_http(tmp_path: Path) -> None:
+    """The client's certificate says who calls; probes need one to connect, and nothing more."""
+    place = Place(tmp_path)
+    place.issue("server", ["localhost", "127.0.0.1"], for_server=True)
+    place.issue("client", ["worker.example"])
+    place.issue("unknown", ["nobody.example"])
+    certs = "[[auth.certs]]\ndns_name = 'worker.example'\nrole = 'client'\n"
+    async with serving(place.tls(client_ca=True) + certs) as edge:
+        for name, status in (("client", 200), ("unknown", 401)):
+            context = ssl.create_default_context(cafile=str(place.ca))
+            pair = tmp_path / f"{name}.pem", tmp_path / f"{name}-key.pem"
+            context.load_cert_chain(*map(str, pair))
+            url = f"https://{edge.server.http_address}"
+            async with httpx.AsyncClient(base_url=url, verify=context, trust_env=False) as web:
+                assert (await web.get("/v1/tasks")).status_code == status
+                assert (await web.get("/readyz")).status_code == 200
+        async with browsing(edge) as web:
+            with pytest.raises(httpx.TransportError):
+                await web.get("/readyz")
+
+
+async def test_new_certificate_is_shown_to_new_connections(tmp_path: Path) -> None:
+    """A connection that stood goes on after a reload; the next one meets the new certificate."""
+    old, new = Place(tmp_path / "old"), Place(tmp_path / "new")
+    for place in (old, new):
+        place.issue("server", ["127.0.0.1"], for_server=True)
+    async with serving(old.tls(client_ca=False)) as edge:
+        url = f"https://{edge.server.http_address}"
+        contexts = [ssl.create_default_context(cafile=str(place.ca)) for place in (old, new)]
+        async with (
+            httpx.AsyncClient(base_url=url, verify=contexts[0], trust_env=False) as before,
+            httpx.AsyncClient(base_url=url, verify=contexts[1], trust_env=False) as after,
+        ):
+            assert (await before.get("/v1/pools")).status_code == 200
+            edge.server.reload(config.parse(ANY_PORT + new.tls(client_ca=False)))
+            assert (await before.get("/v1/pools")).status_code == 200
+            assert (await after.get("/v1/pools")).status_code == 200

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from cronoq_server._proto import admin_pb2, task_pb2, tasks_pb2
+from cronoq_server.api.admin_service import AdminService
 from cronoq_server.api.errors import STATUSES
 from cronoq_server.api.http import names, openapi, reading, requests
 from cronoq_server.api.http.routes import Route
@@ -33,7 +34,7 @@ LITTLE_PATIENCE = "[limits]\nmax_wait_s = 0.02\n[[pools]]\nname = 'default'\nove
 def routes(edge: Edge) -> list[Route]:
     """All routes."""
     service: Service = edge.server.service
-    return all_routes(service, edge.server.reader)
+    return all_routes(service, AdminService(service), edge.server.reader)
 
 
 def references(value: Any) -> Iterator[str]:
