@@ -40,17 +40,21 @@ import { Status } from "../src/gen/google/rpc/status.js";
 import type { Backoff } from "../src/index.js";
 
 // No answer takes this long; it only keeps a wrong program from waiting for ever.
-export const PATIENCE_MS = 20_000;
+export const PATIENCE_MS = 60_000;
 export const QUICK: Backoff = { initialMs: 1, maximumMs: 10 };
 export const CERTS = fileURLToPath(new URL("../../../sdk-python/tests/certs/", import.meta.url));
 
 /** Waits for a promise, as long as patience lasts. */
-export async function soon<T>(promise: Promise<T>, what = "what a test waits for"): Promise<T> {
+export async function soon<T>(
+  promise: Promise<T>,
+  what = "what a test waits for",
+  patienceMs = PATIENCE_MS,
+): Promise<T> {
   let timer: NodeJS.Timeout | undefined;
   const late = new Promise<never>((_, reject) => {
     timer = setTimeout(() => {
       reject(new Error(`${what} did not come`));
-    }, PATIENCE_MS);
+    }, patienceMs);
   });
   try {
     return await Promise.race([promise, late]);
