@@ -73,14 +73,20 @@ test-py *args:
 sdk-go:
     @cd sdk-go && unformatted=$(gofmt -l .) && { [ -z "$unformatted" ] || { echo "gofmt: $unformatted"; exit 1; }; }
     cd sdk-go && go vet ./... && go test -timeout 300s ./...
+    cd sdk-go/cronoqotel && go vet ./... && go test -timeout 300s ./...
+    cd conformance/participants/go && go vet ./...
 
 # Compile the TypeScript code
 sdk-typescript:
     cd sdk-typescript && npm ci --no-audit --no-fund && npx tsc --noEmit
 
-# Compile the Rust code
+# Check, test and document the Rust SDK
+[no-exit-message]
 sdk-rust:
-    cd sdk-rust && CARGO_TARGET_DIR="$CRONOQ_CACHE/rust-target" cargo check --locked
+    cd sdk-rust && cargo fmt --check
+    cd sdk-rust && CARGO_TARGET_DIR="$CRONOQ_CACHE/rust-target" cargo clippy --quiet --locked --all-targets --all-features -- -D warnings
+    cd sdk-rust && CARGO_TARGET_DIR="$CRONOQ_CACHE/rust-target" cargo test --quiet --locked --all-features
+    cd sdk-rust && CARGO_TARGET_DIR="$CRONOQ_CACHE/rust-target" RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --all-features
 
 # Simulate whole replicas on virtual time (--seeds N, --seed S, --processes P, --mutants)
 [no-exit-message]

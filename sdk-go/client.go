@@ -3,6 +3,7 @@ package cronoq
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	pb "github.com/cronoq/cronoq/sdk-go/internal/cronoqpb"
 )
@@ -31,6 +32,14 @@ func NewClient(options ClientOptions) (*Client, error) {
 	}
 	return &Client{caller: made, submits: &coalescer{caller: made}, waits: newSharedWaits(made)}, nil
 }
+
+// String names the endpoint; a token is never shown.
+func (c *Client) String() string {
+	return fmt.Sprintf("cronoq.Client(%s)", c.caller.options.Endpoint)
+}
+
+// GoString is String: the fields hold the token.
+func (c *Client) GoString() string { return c.String() }
 
 // Close ends every call that is under way and closes the connection. It may be called again.
 func (c *Client) Close() error { return c.caller.close() }
@@ -73,11 +82,19 @@ func (c *Client) Submit(ctx context.Context, task TaskSpec) (*TaskHandle, error)
 	}
 	ctx, cancel := c.caller.within(ctx)
 	defer cancel()
+	c.trace(ctx, &task)
 	waiting, err := c.submits.enqueue(ctx, &task)
 	if err != nil {
 		return nil, err
 	}
 	return c.handle(&task, waiting)
+}
+
+// trace puts the caller's trace context into a task that names none, if the program wants it.
+func (c *Client) trace(ctx context.Context, task *TaskSpec) {
+	if ask := c.caller.options.TraceContext; ask != nil && task.TraceContext == nil {
+		task.TraceContext = ask(ctx)
+	}
 }
 
 func (c *Client) handle(task *TaskSpec, waiting *member) (*TaskHandle, error) {
@@ -107,7 +124,9 @@ func (c *Client) SubmitMany(ctx context.Context, tasks []TaskSpec) []Submitted {
 			outcomes[index].Err = failure(ErrClosed, "the client is closed")
 			continue
 		}
-		members[index], outcomes[index].Err = c.submits.enqueue(ctx, &tasks[index])
+		task := tasks[index]
+		c.trace(ctx, &task)
+		members[index], outcomes[index].Err = c.submits.enqueue(ctx, &task)
 		// Requests leave in order, so the oldest open task tells when there is room.
 		for ; firstOpen <= index && c.submits.hasBacklog(); firstOpen++ {
 			if members[firstOpen] != nil {
@@ -129,7 +148,9 @@ func (c *Client) SubmitBatch(ctx context.Context, tasks []TaskSpec) ([]*TaskHand
 	request := &pb.SubmitBatchRequest{}
 	areKeyed := true
 	for index := range tasks {
-		task, err := writeSpec(&tasks[index], c.caller.options.Codec)
+		spec := tasks[index]
+		c.trace(ctx, &spec)
+		task, err := writeSpec(&spec, c.caller.options.Codec)
 		if err != nil {
 			return nil, err
 		}

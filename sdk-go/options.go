@@ -47,8 +47,8 @@ type Keepalive struct {
 type ClientOptions struct {
 	// Endpoint is host:port, http://… or https://…; 127.0.0.1:7070 when empty.
 	Endpoint string
-	// Token is a bearer token. It is never logged.
-	Token string
+	// Token is a bearer token. It is never printed or logged.
+	Token string `json:"-"`
 	// TLS names files for TLS; with https:// alone the system's certificates are trusted.
 	TLS *TLSOptions
 	// Backoff bounds the delays between tries.
@@ -69,6 +69,21 @@ type ClientOptions struct {
 	MaxWait time.Duration
 	// MaxTasksPerBatch bounds the tasks of one request; 1000 when zero.
 	MaxTasksPerBatch int
+	// TraceContext is asked for the W3C trace context of each task that names none, with the context
+	// of the call that submits it; nil asks nobody. The module cronoqotel has one for OpenTelemetry.
+	TraceContext func(ctx context.Context) map[string]string `json:"-"`
+}
+
+// hiddenToken stands for a token wherever options are printed.
+const hiddenToken = "(hidden)"
+
+// Format prints the options without their token.
+func (o ClientOptions) Format(state fmt.State, verb rune) {
+	type plain ClientOptions // Without this method.
+	if o.Token != "" {
+		o.Token = hiddenToken
+	}
+	fmt.Fprintf(state, fmt.FormatString(state, verb), plain(o))
 }
 
 // Interceptor is called around every handler; it calls next, once, and returns what next returned or
@@ -79,8 +94,8 @@ type Interceptor func(ctx context.Context, attempt *Attempt, next func(context.C
 type WorkerOptions struct {
 	// Endpoint is host:port, http://… or https://…; 127.0.0.1:7070 when empty.
 	Endpoint string
-	// Token is a bearer token. It is never logged.
-	Token string
+	// Token is a bearer token. It is never printed or logged.
+	Token string `json:"-"`
 	// TLS names files for TLS; with https:// alone the system's certificates are trusted.
 	TLS *TLSOptions
 	// Backoff bounds the delays between connections.
@@ -110,18 +125,27 @@ type WorkerOptions struct {
 	SessionReset time.Duration
 
 	// Interceptors are called around every handler, the first outermost.
-	Interceptors []Interceptor
+	Interceptors []Interceptor `json:"-"`
 	// OnConnect is called with the endpoint when a server accepted the worker.
-	OnConnect func(endpoint string)
+	OnConnect func(endpoint string) `json:"-"`
 	// OnDisconnect is called with endpoint and reason when such a stream ended.
-	OnDisconnect func(endpoint, reason string)
+	OnDisconnect func(endpoint, reason string) `json:"-"`
 	// OnRedirect is called with the endpoint that a server named, and why it is not followed (empty
 	// if it is).
-	OnRedirect func(endpoint, refused string)
+	OnRedirect func(endpoint, refused string) `json:"-"`
 	// OnAbort is called with attempt and reason when a handler is told to stop.
-	OnAbort func(attempt *Attempt, reason string)
+	OnAbort func(attempt *Attempt, reason string) `json:"-"`
 	// Logger hears what the worker does; slog.Default() when nil.
-	Logger *slog.Logger
+	Logger *slog.Logger `json:"-"`
+}
+
+// Format prints the options without their token.
+func (o WorkerOptions) Format(state fmt.State, verb rune) {
+	type plain WorkerOptions // Without this method.
+	if o.Token != "" {
+		o.Token = hiddenToken
+	}
+	fmt.Fprintf(state, fmt.FormatString(state, verb), plain(o))
 }
 
 // connectOptions is what every connection to a server needs, with the defaults filled in.

@@ -1,9 +1,12 @@
 package cronoq
 
 import (
+	"encoding/json"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -118,6 +121,42 @@ func TestOptions_RefuseWhatIsOutOfRange(t *testing.T) {
 	} {
 		if _, err := NewClient(options); err == nil {
 			t.Errorf("%s was taken", name)
+		}
+	}
+}
+
+// TestOptions_HideTheirToken: neither printing nor JSON shows it.
+func TestOptions_HideTheirToken(t *testing.T) {
+	client := ClientOptions{Endpoint: "here", Token: "s3cret"}
+	worker := WorkerOptions{Endpoint: "here", Token: "s3cret"}
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
+		for _, options := range []any{client, &client, worker, &worker} {
+			text := fmt.Sprintf(verb, options)
+			if strings.Contains(text, "s3cret") || !strings.Contains(text, "here") {
+				t.Errorf("%s of %T is %s", verb, options, text)
+			}
+		}
+	}
+	madeClient, err := NewClient(client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer madeClient.Close()
+	madeWorker, err := NewWorker(worker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
+		for _, made := range []any{madeClient, madeWorker} {
+			if text := fmt.Sprintf(verb, made); strings.Contains(text, "s3cret") {
+				t.Errorf("%s of %T is %s", verb, made, text)
+			}
+		}
+	}
+	for _, options := range []any{client, worker} {
+		raw, err := json.Marshal(options)
+		if err != nil || strings.Contains(string(raw), "s3cret") {
+			t.Errorf("JSON of %T is %s, %v", options, raw, err)
 		}
 	}
 }

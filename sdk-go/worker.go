@@ -3,6 +3,7 @@ package cronoq
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"sync"
@@ -30,6 +31,15 @@ func NewWorker(options WorkerOptions) (*Worker, error) {
 	handlers := &handlerSet{byKind: map[string]handler{}}
 	return &Worker{options: filled, connection: connection, handlers: handlers}, nil
 }
+
+// String names endpoint, pool and slots; a token is never shown.
+func (w *Worker) String() string {
+	return fmt.Sprintf("cronoq.Worker(%s, pool %q, %d slots)",
+		w.connection.endpoint, w.options.Pool, w.options.Slots)
+}
+
+// GoString is String: the fields hold the token.
+func (w *Worker) GoString() string { return w.String() }
 
 // IsReady is true while this worker receives work: connected, accepted, neither side stopping.
 func (w *Worker) IsReady() bool {
