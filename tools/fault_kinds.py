@@ -226,6 +226,16 @@ FAULT_KINDS = (
         ),
     ),
     FaultKind(
+        "R28",
+        "what is written for somebody who does not read piles up",
+        "lines are dropped and counted, watches end with a reason, connections are cut off",
+        (
+            "tests/test_telemetry.py::test_blocked_sink_costs_lines_and_nothing_else",
+            "tests/runtime/test_watchers.py::test_one_that_catches_up_too_slowly_is_ended",
+            "tests/api/test_http_connections.py::test_reader_that_does_not_read_is_cut_off",
+        ),
+    ),
+    FaultKind(
         "R29",
         "a kind that nobody serves during a deploy is dropped",
         "it waits, visibly, and runs when somebody serves it",
@@ -268,6 +278,9 @@ FAULT_KINDS = (
         (
             "tests/api/test_listener.py::test_connections_that_say_nothing_are_closed",
             "tests/api/test_connections.py::test_connection_without_calls_is_closed",
+            "tests/api/test_http_connections.py::test_silent_connection_is_closed",
+            "tests/api/test_http_connections.py::test_two_thousand_silent_connections_bother_nobody",
+            "tests/api/test_http_connections.py::test_connection_that_says_nothing_makes_room",
         ),
     ),
     FaultKind(
