@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from cronoq_server.engine.model import SECOND
 from tests.engine.harness import World, spec
 
@@ -38,5 +40,5 @@ def test_backlog_goes_before_fresh_work() -> None:
 
     assert started == sorted(started)
     assert started[:AWAY] == waiting
-    steps = [before - after for before, after in zip(ages, ages[1:], strict=False)]
+    steps = [before - after for before, after in pairwise(ages)]
     assert min(steps) >= (AT_ONCE - 1) * SECOND, "three seconds of backlog go in each second"
