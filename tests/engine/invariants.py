@@ -7,7 +7,8 @@ from collections import Counter
 from cronoq_server.engine.engine import Engine
 from cronoq_server.engine.model import PENDING, Status
 from cronoq_server.engine.placement.rows import OUT, STARTED
-from cronoq_server.engine.state import Attempt, State, Task
+from cronoq_server.engine.records import Attempt, Task
+from cronoq_server.engine.state import State
 
 
 def check(engine: Engine) -> None:

@@ -35,7 +35,7 @@ from cronoq_server.engine.model import (
     RetryPolicy,
     Status,
 )
-from cronoq_server.engine.state import Total
+from cronoq_server.engine.records import Total
 from tests.engine.harness import Dice, Highest, Lowest, World, after, spec
 
 TTL = 30 * SECOND

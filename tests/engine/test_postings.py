@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cronoq_server.engine.filters import passes
 from cronoq_server.engine.index import Postings
 from cronoq_server.engine.model import TaskFilter, TaskSpec
-from cronoq_server.engine.views import matches
 
 KINDS = ("default", "mail", "report")
 TENANTS = ("", "a", "b")
@@ -42,11 +42,11 @@ def test_narrowest_list_holds_all_that_match(tasks: list[TaskSpec], data: st.Dat
             ended = living.pop(gone)
             postings.left(gone, ended)
     wanted = data.draw(filters)
-    expected = [i for i, spec in living.items() if matches(spec, 3, wanted)]
+    expected = [i for i, spec in living.items() if passes(spec, 3, wanted)]
     narrowest = postings.narrowest(wanted)
     if narrowest is not None:
         seen = [i for i in narrowest.walk(0, newest_first=False) if i in living]
-        assert [i for i in seen if matches(living[i], 3, wanted)] == expected
+        assert [i for i in seen if passes(living[i], 3, wanted)] == expected
 
 
 def test_what_nobody_has_any_more_is_forgotten() -> None:

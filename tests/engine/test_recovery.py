@@ -32,7 +32,8 @@ from cronoq_server.engine.model import (
     Status,
 )
 from cronoq_server.engine.mutations import RecoveredChunk, StatusChanged
-from cronoq_server.engine.state import State, Task
+from cronoq_server.engine.records import Task
+from cronoq_server.engine.state import State
 from tests.engine.harness import Highest, World, after, spec
 from tests.engine.ledger import Ledger
 from tests.engine.workloads import Workload, everything_ends

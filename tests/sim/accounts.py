@@ -15,7 +15,8 @@ from cronoq_server.engine.placement.resources import NANO
 from cronoq_server.engine.placement.rows import STARTED
 from cronoq_server.engine.placement.turns import COST_MIN
 from cronoq_server.engine.placement.urgency import score
-from cronoq_server.engine.state import WEIGHT_ONE, State, Task
+from cronoq_server.engine.records import Task
+from cronoq_server.engine.state import WEIGHT_ONE, State
 
 if TYPE_CHECKING:
     from cronoq_server.engine.engine import Engine, Step

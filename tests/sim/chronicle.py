@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
+from cronoq_server.engine.filters import SCHEDULE_TAG
 from cronoq_server.engine.model import FIRST_TERMINAL, Status
 from cronoq_server.engine.mutations import (
     ScheduleRemoved,
@@ -17,7 +18,6 @@ from cronoq_server.engine.mutations import (
     TaskDeleted,
     TaskInserted,
 )
-from cronoq_server.engine.state import SCHEDULE_TAG
 from cronoq_server.stores.base import Batch
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from cronoq_server.engine import effects
 from cronoq_server.engine.cron import Calendar, Fold, Gap, occurrence_key, parse
 from cronoq_server.engine.ending import edge_holds
+from cronoq_server.engine.filters import SCHEDULE_TAG
 from cronoq_server.engine.model import (
     DEFAULT_RETRY,
     FIRST_TERMINAL,
@@ -31,7 +32,6 @@ from cronoq_server.engine.model import (
 )
 from cronoq_server.engine.mutations import StatusChanged, TaskInserted
 from cronoq_server.engine.policies import effective_retry
-from cronoq_server.engine.state import SCHEDULE_TAG
 from cronoq_server.stores.base import Batch
 from tests.sim.chronicle import Chronicle
 from tests.sim.clockwork import Timeline

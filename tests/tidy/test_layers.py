@@ -38,7 +38,7 @@ CALENDAR_MAY_IMPORT = {
     "cron_pattern.py": {"croniter", "datetime", "re"},
     "zones.py": {"datetime", "importlib", "zoneinfo"},
 }
-STORES_MAY_IMPORT_OF_ENGINE = {"ids", "model", "mutations"}
+STORES_MAY_IMPORT_OF_ENGINE = {"filters", "ids", "model", "mutations"}
 
 
 def imports_of(source: Path, package: str) -> Iterator[str]:

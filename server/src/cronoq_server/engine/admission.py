@@ -23,6 +23,7 @@ from cronoq_server.engine.model import (
 )
 from cronoq_server.engine.policies import effective_retry
 from cronoq_server.engine.readiness import settle
+from cronoq_server.engine.records import Pool, Task, TimerKind, Total
 from cronoq_server.engine.room import make_room, queue_full
 from cronoq_server.engine.starts import (
     Stretch,
@@ -31,7 +32,7 @@ from cronoq_server.engine.starts import (
     start_of,
     tolerance_of,
 )
-from cronoq_server.engine.state import Pool, State, Task, TimerKind, Total
+from cronoq_server.engine.state import State
 
 
 def submit(draft: Draft, event: Submit) -> None:

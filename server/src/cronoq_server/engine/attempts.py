@@ -37,7 +37,7 @@ from cronoq_server.engine.policies import (
     effective_retry,
     learned_mean,
 )
-from cronoq_server.engine.state import (
+from cronoq_server.engine.records import (
     HISTORY_MAX,
     Attempt,
     Session,

@@ -29,7 +29,8 @@ from cronoq_server.engine.mutations import (
     StatusChanged,
     TaskInserted,
 )
-from cronoq_server.engine.state import Attempt, Pool, Schedule, Session, State, Task
+from cronoq_server.engine.records import Attempt, Pool, Schedule, Session, Task
+from cronoq_server.engine.state import State
 
 _FIRST_WRITTEN = Status.RUNNING
 _LIVES_AGAIN = Status.READY

@@ -16,7 +16,8 @@ from cronoq_server.engine.effects import Result
 from cronoq_server.engine.lifecycle import Cause
 from cronoq_server.engine.model import EdgeCondition, ErrorReason, Overlap, Status
 from cronoq_server.engine.mutations import OutputStored
-from cronoq_server.engine.state import Finished, State, Task
+from cronoq_server.engine.records import Finished, Task
+from cronoq_server.engine.state import State
 
 _READY = Status.READY
 _RUNNING = Status.RUNNING

@@ -11,7 +11,8 @@ import msgspec
 from cronoq_server.engine.ending import edge_holds, impossible
 from cronoq_server.engine.events import Found, Scope, Submit
 from cronoq_server.engine.model import ErrorReason, Refusal, Status, TaskRef, TaskSpec
-from cronoq_server.engine.state import Finished, State
+from cronoq_server.engine.records import Finished
+from cronoq_server.engine.state import State
 
 
 class OpenEdge(msgspec.Struct, frozen=True, gc=False):

@@ -43,7 +43,8 @@ from cronoq_server.engine.model import (
     TaskRef,
 )
 from cronoq_server.engine.readiness import forget_wait
-from cronoq_server.engine.state import Finished, State, Task, TimerKind, WaitState
+from cronoq_server.engine.records import Finished, Task, TimerKind, WaitState
+from cronoq_server.engine.state import State
 from cronoq_server.engine.views import (
     live_page,
     snapshot,

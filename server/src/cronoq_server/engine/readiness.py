@@ -16,8 +16,9 @@ from cronoq_server.engine.effects import Results
 from cronoq_server.engine.ending import finish
 from cronoq_server.engine.lifecycle import Cause
 from cronoq_server.engine.model import Now, Status
+from cronoq_server.engine.records import Task, TimerKind
 from cronoq_server.engine.starts import hold, start_missed, watch_start
-from cronoq_server.engine.state import State, Task, TimerKind
+from cronoq_server.engine.state import State
 
 _BECAME_READY = Cause.BECAME_READY
 

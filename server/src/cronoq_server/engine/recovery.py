@@ -25,9 +25,10 @@ from cronoq_server.engine.model import Instant, Outcome, PastAttempt, Status
 from cronoq_server.engine.mutations import RecoveredChunk, StatusChanged, StoredTask
 from cronoq_server.engine.policies import backoff, effective_retry, remaining
 from cronoq_server.engine.readiness import became_ready, settle
+from cronoq_server.engine.records import HISTORY_MAX, Finished, Task, TimerKind
 from cronoq_server.engine.schedules import restore_schedules
 from cronoq_server.engine.starts import book_again
-from cronoq_server.engine.state import HISTORY_MAX, Finished, State, Task, TimerKind
+from cronoq_server.engine.state import State
 
 
 class Restoration:

@@ -17,6 +17,7 @@ from cronoq_server.engine.draft import Draft
 from cronoq_server.engine.effects import Bulked, Done
 from cronoq_server.engine.ending import edge_holds, refuse_unknown
 from cronoq_server.engine.events import Bulk, Delete, Redrive
+from cronoq_server.engine.filters import passes
 from cronoq_server.engine.judging import resources_refusal
 from cronoq_server.engine.lifecycle import Cause
 from cronoq_server.engine.model import (
@@ -31,9 +32,10 @@ from cronoq_server.engine.mutations import StoredTask, TaskDeleted
 from cronoq_server.engine.policies import effective_retry
 from cronoq_server.engine.queries import cancel_task, is_hidden, within
 from cronoq_server.engine.readiness import settle
+from cronoq_server.engine.records import Task
 from cronoq_server.engine.starts import book_again
-from cronoq_server.engine.state import State, Task
-from cronoq_server.engine.views import matches, scan
+from cronoq_server.engine.state import State
+from cronoq_server.engine.views import scan
 
 REDRIVABLE = tuple(s for s in Status if s >= FIRST_TERMINAL and s != Status.SUCCEEDED)
 """Statuses that a redrive leaves."""
@@ -208,7 +210,7 @@ def _redrive_page(draft: Draft, event: Bulk) -> Bulked:
             continue
         if stored.task_id in draft.state.tasks or stored.task_id in draft.state.deleted:
             continue
-        if not matches(stored.spec, change.status, wanted):
+        if not passes(stored.spec, change.status, wanted):
             continue
         matched += 1
         if not event.dry_run and put_back(draft, stored) is None:

@@ -20,7 +20,8 @@ from cronoq_server.engine.model import (
     Refusal,
 )
 from cronoq_server.engine.readiness import line_up
-from cronoq_server.engine.state import Pool, State, Task
+from cronoq_server.engine.records import Pool, Task
+from cronoq_server.engine.state import State
 
 
 def queue_full(pool: Pool) -> Refusal:

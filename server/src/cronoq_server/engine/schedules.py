@@ -45,6 +45,7 @@ from cronoq_server.engine.events import (
     Scope,
     TriggerSchedule,
 )
+from cronoq_server.engine.filters import SCHEDULE_TAG
 from cronoq_server.engine.judging import resources_refusal
 from cronoq_server.engine.lifecycle import Cause
 from cronoq_server.engine.model import (
@@ -58,8 +59,9 @@ from cronoq_server.engine.model import (
 )
 from cronoq_server.engine.mutations import RecoveredChunk, ScheduleRemoved, StoredSchedule
 from cronoq_server.engine.readiness import settle
+from cronoq_server.engine.records import Schedule, Task, TimerKind
 from cronoq_server.engine.starts import tolerance_of
-from cronoq_server.engine.state import SCHEDULE_TAG, Schedule, State, Task, TimerKind
+from cronoq_server.engine.state import State
 
 LEGACY_TAG = "cronoq.recurring"
 """The tag under which servers of version 0.2 named the schedule."""

@@ -23,7 +23,8 @@ from cronoq_server.engine.model import (
     Refusal,
     TaskSpec,
 )
-from cronoq_server.engine.state import Pool, State, Task, TimerKind
+from cronoq_server.engine.records import Pool, Task, TimerKind
+from cronoq_server.engine.state import State
 
 DEFAULT_TOLERANCE = SECOND
 """How late a fixed start may be when its spec does not say."""

@@ -23,6 +23,7 @@ from cronoq_server.engine.effects import (
     WorkerView,
 )
 from cronoq_server.engine.events import Scope
+from cronoq_server.engine.filters import passes
 from cronoq_server.engine.model import (
     FIRST_TERMINAL,
     SECOND,
@@ -35,7 +36,8 @@ from cronoq_server.engine.model import (
 )
 from cronoq_server.engine.mutations import StoredTask
 from cronoq_server.engine.quality import efficiency
-from cronoq_server.engine.state import SCHEDULE_TAG, Pool, Session, State, Task, Total
+from cronoq_server.engine.records import Pool, Session, Task, Total
+from cronoq_server.engine.state import State
 
 CHILDREN_SHOWN = 100
 """A detail lists this many children at most."""
@@ -262,19 +264,6 @@ def stored_event(stored: StoredTask) -> StatusEvent:
 # --- pages ---------------------------------------------------------------------------------------
 
 
-def matches(spec: TaskSpec, status: int, wanted: TaskFilter) -> bool:
-    """Whether a task passes a filter."""
-    return (
-        (not wanted.pools or spec.pool in wanted.pools)
-        and (not wanted.statuses or status in wanted.statuses)
-        and (not wanted.kinds or spec.kind in wanted.kinds)
-        and (not wanted.keys or spec.key in wanted.keys)
-        and (not wanted.tenants or spec.tenant in wanted.tenants)
-        and (not wanted.tags or all(pair in spec.tags for pair in wanted.tags))
-        and (not wanted.schedule or (SCHEDULE_TAG, wanted.schedule) in spec.tags)
-    )
-
-
 def live_page(
     state: State, wanted: TaskFilter, after: int, limit: int, newest_first: bool
 ) -> PartPage:
@@ -304,7 +293,7 @@ def scan(
             return found, last
         looked_at += 1
         last = task_id
-        if matches(task.spec, task.status, wanted):
+        if passes(task.spec, task.status, wanted):
             found.append(task)
     return found, 0
 

@@ -13,7 +13,8 @@ from cronoq_server.engine.draft import Draft
 from cronoq_server.engine.effects import Dropped, Joined, NotJoined
 from cronoq_server.engine.events import SlotsSet, WorkerJoined, WorkerLost
 from cronoq_server.engine.model import ErrorReason, Outcome, Refusal
-from cronoq_server.engine.state import Pool, Session, State
+from cronoq_server.engine.records import Pool, Session
+from cronoq_server.engine.state import State
 
 RESUMABLE_PROTOCOL = 4
 """First protocol version whose sessions outlive their streams."""

@@ -23,6 +23,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from cronoq_server.engine.filters import SCHEDULE_TAG
 from cronoq_server.engine.model import (
     Instant,
     Pairs,
@@ -37,7 +38,6 @@ from cronoq_server.engine.mutations import (
     StoredTask,
     TaskInserted,
 )
-from cronoq_server.stores.filters import SCHEDULE_TAG
 
 TaskRow: TypeAlias = tuple[
     int, Instant, str | None, str, str, str | None, str | None, bytes, bytes | None

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import assert_never
 
+from cronoq_server.engine.filters import passes
 from cronoq_server.engine.model import FIRST_TERMINAL, Instant, TaskFilter, TaskRef, TaskSpec
 from cronoq_server.engine.mutations import (
     Mutation,
@@ -41,7 +42,6 @@ from cronoq_server.stores.base import (
     Forgotten,
     Rejected,
 )
-from cronoq_server.stores.filters import passes
 from cronoq_server.stores.timebase import (
     shift_change,
     shift_inserted,

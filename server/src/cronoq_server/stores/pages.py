@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
+from cronoq_server.engine.filters import passes
 from cronoq_server.engine.model import TaskFilter
 from cronoq_server.engine.mutations import StoredTask
 from cronoq_server.stores.base import FinishedPage, FinishedQuery
-from cronoq_server.stores.filters import passes
 
 _encode = msgspec.msgpack.Encoder().encode
 

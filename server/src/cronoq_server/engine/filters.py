@@ -1,4 +1,4 @@
-"""Which tasks pass a filter, for stores that look at them one by one."""
+"""Which tasks pass a filter, and the tag that names an occurrence's schedule."""
 
 from __future__ import annotations
 
