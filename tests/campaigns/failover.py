@@ -42,6 +42,7 @@ COLUMNS = {
     "tasks": 8,
     "occurrences": 12,
     "terms": 6,
+    "connects": 9,
     "silence_median_s": 17,
     "silence_longest_s": 18,
 }
@@ -120,7 +121,8 @@ def play_one(
     waits = SHORT if options.short else Waits()
     times = options.kills or fault.times
     patience = 60 if options.short else 300
-    plot = Plot(times, waits=waits, pause=PAUSE_S, patience=patience, workers=WORKERS)
+    submits = 0 if options.short else fault.submits
+    plot = Plot(times, submits, waits=waits, pause=PAUSE_S, patience=patience, workers=WORKERS)
     chance = random.Random(f"{options.seed} {store} {fault.name}")
     with tempfile.TemporaryDirectory(prefix="cronoq-failover-") as directory:
         Path(directory).chmod(0o755)  # the database server may be run by somebody else

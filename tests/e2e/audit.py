@@ -6,6 +6,7 @@ written. So a write under an epoch that was over shows, whatever the servers bel
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from contextlib import closing
 from itertools import pairwise
@@ -64,6 +65,9 @@ class SqliteAudit:
 
     async def rows(self) -> list[Row]:
         """See `Audit.rows`."""
+        return await asyncio.to_thread(self._read)
+
+    def _read(self) -> list[Row]:
         with closing(sqlite3.connect(self._path, timeout=30)) as db:
             return db.execute(READ).fetchall()
 

@@ -44,6 +44,7 @@ class Fault(msgspec.Struct, frozen=True):
         small_disk: MiB of the disk that it needs, or 0.
         lossy: Whether commits go through a relay.
         times: How often it strikes in the full form.
+        submits: How many have to be acknowledged in the full form, at least.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Fault(msgspec.Struct, frozen=True):
     small_disk: int = 0
     lossy: bool = False
     times: int = 10
+    submits: int = 0
 
 
 BOTH = ("sqlite", "postgres")
@@ -72,6 +74,14 @@ async def stop_leader(scene: Scene) -> None:
     assert await leader.end(signal.SIGTERM) == 0
     await scene.group.another(leader)
     await leader.start()
+
+
+async def end_leader(scene: Scene) -> None:
+    """Leaders are killed and stopped in turn."""
+    leader = await scene.group.leader()
+    terms = sum(server.terms for server in scene.group.servers)
+    await (stop_leader if terms % 2 else kill_leader)(scene)
+    assert not leader.leads
 
 
 async def pause_leader(scene: Scene) -> None:
@@ -182,6 +192,7 @@ async def lose_commit(scene: Scene) -> None:
 FAULTS = (
     Fault("leader-killed", BOTH, kill_leader, times=50),
     Fault("leader-stopped", BOTH, stop_leader),
+    Fault("leaders-ended-in-turn", BOTH, end_leader, submits=10_000),
     Fault("leader-paused", BOTH, pause_leader),
     Fault("disk-full", BOTH, fill_disk, small_disk=192),
     Fault("lock-session-ended", POSTGRES, end_lock_session),

@@ -23,12 +23,16 @@ from tests.e2e.place import Waits, postgres_place, sqlite_place
 from tests.e2e.replicas import replicas
 from tests.stores.pg import Cluster
 
+CONNECTS_MAX = 8
+"""Connections that one client or worker may make within any second, whatever happens."""
+
 
 class Plot(msgspec.Struct, frozen=True):
     """How a fault is played.
 
     Attributes:
         times: How often it strikes.
+        submits: How many have to be acknowledged, at least.
         between: Acknowledged submits between two strikes, at most.
         waits: How patient everybody is.
         pause: Of each caller between two submits, seconds.
@@ -37,6 +41,7 @@ class Plot(msgspec.Struct, frozen=True):
     """
 
     times: int
+    submits: int = 0
     between: int = 200
     waits: Waits = Waits()
     pause: float = 0.03
@@ -54,6 +59,7 @@ class Report(msgspec.Struct, frozen=True):
         tasks: Submits that were acknowledged, each of which ended once and well.
         occurrences: Of the schedule, none missing and none twice.
         terms: Leaderships, by the notes of the store.
+        connects: Connections in the busiest second, by the callers' client and all workers.
         silences: After each strike the longest time without an acknowledgement, seconds.
     """
 
@@ -63,6 +69,7 @@ class Report(msgspec.Struct, frozen=True):
     tasks: int
     occurrences: int
     terms: int
+    connects: int
     silences: list[float]
 
     def summary(self) -> dict[str, Any]:
@@ -124,16 +131,18 @@ async def play(
         try:
             silences = [await _strike(fault, scene, plot, chance) for _ in range(plot.times)]
             async with asyncio.timeout(plot.patience):
+                await load.goes_on(max(0, plot.submits - len(load.acknowledged)))
                 occurrences = await load.judge()
             terms = judge(await place.audit.rows())
             assert all(server.is_up for server in group.servers), "a server has ended by itself"
+            assert balancer.busiest_second() <= CONNECTS_MAX * (1 + plot.workers)
         except (AssertionError, TimeoutError) as error:
             for server in group.servers:
                 error.add_note(server.last_words())
             raise
-        return Report(
-            fault.name, store, plot.times, len(load.acknowledged), occurrences, terms, silences
-        )
+        connects = balancer.busiest_second()
+        tasks = len(load.acknowledged)
+        return Report(fault.name, store, plot.times, tasks, occurrences, terms, connects, silences)
 
 
 async def _strike(fault: Fault, scene: Scene, plot: Plot, chance: random.Random) -> float:

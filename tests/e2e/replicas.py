@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -59,6 +60,7 @@ class ReplicaProcess:
         port: Where it serves gRPC.
         http_port: Where it tells its health.
         leads: Whether it leads, as far as it has said.
+        terms: How often it has led.
         wrapper: A command that runs it.
     """
 
@@ -69,6 +71,7 @@ class ReplicaProcess:
         text = CONFIG.format(port=self.port, http_port=self.http_port, store=store)
         self._config.write_text(text, encoding="utf-8")
         self.leads = False
+        self.terms = 0
         self.wrapper: tuple[str, ...] = ()
         self._process: Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -105,6 +108,7 @@ class ReplicaProcess:
         async with self._more:
             if action == "server_ready":
                 self.leads = True
+                self.terms += 1
             elif action in NO_LEADER:
                 self.leads = False
             self._said[action] += 1
@@ -189,15 +193,24 @@ class Balancer:
 
     Attributes:
         address: Where it listens.
-        accepted: How many connections it has taken.
+        accepted: When it took connections (monotonic, seconds).
     """
 
     def __init__(self, ports: Sequence[int]) -> None:
         self.address = ""
-        self.accepted = 0
+        self.accepted: list[float] = []
         self._ports = list(ports)
         self._next = 0
         self._pipes: set[asyncio.Task[None]] = set()
+
+    def busiest_second(self) -> int:
+        """The most connections taken within any second."""
+        first = most = 0
+        for last, at in enumerate(self.accepted):
+            while at - self.accepted[first] >= 1:
+                first += 1
+            most = max(most, last - first + 1)
+        return most
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Balancer]:
@@ -215,7 +228,7 @@ class Balancer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self.accepted += 1
+        self.accepted.append(time.monotonic())
         self._pipes.add(task)
         task.add_done_callback(self._pipes.discard)
         for _ in self._ports:
