@@ -58,6 +58,8 @@ class Exchange:
         self._inbox: collections.deque[dict[str, Any]] = collections.deque()
         self._beats: collections.deque[dict[str, Any]] = collections.deque()
         self._more = asyncio.Condition()
+        # gRPC takes one write at a time; receipts for heartbeats come beside the steps' own.
+        self._writing = asyncio.Lock()
         self._is_half_closed = False
         self._is_over = False
         self._ending: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
@@ -144,13 +146,13 @@ class Exchange:
 
     async def write(self, data: Mapping[str, Any]) -> None:
         """Sends one message."""
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.RpcError):
-            await self._context.write(fill(self._response(), data))
+        await self.write_message(fill(self._response(), data))
 
     async def write_message(self, message: Message) -> None:
         """Sends one message that is made already."""
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.RpcError):
-            await self._context.write(message)
+        async with self._writing:
+            with contextlib.suppress(asyncio.InvalidStateError, grpc.RpcError):
+                await self._context.write(message)
 
     def end(self, how: Mapping[str, Any]) -> None:
         """Ends the call: in order without a code, else with it, a reason, metadata."""
