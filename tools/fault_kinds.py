@@ -23,6 +23,8 @@ class FaultKind(NamedTuple):
     tests: tuple[str, ...]
 
 
+FAULTS = "tests/e2e/test_faults.py::test_nothing_that_was_acknowledged_is_lost_or_done_twice"
+
 FAULT_KINDS = (
     FaultKind(
         "R1",
@@ -32,6 +34,7 @@ FAULT_KINDS = (
             f"{STORES}test_postgres_sessions.py::test_a_leader_without_its_lock_session_stops",
             f"{SUITE}::test_a_past_term_cannot_commit",
             f"{SUITE}::test_a_commit_and_a_takeover_never_both_succeed_unseen",
+            FAULTS,
         ),
     ),
     FaultKind(
@@ -48,13 +51,20 @@ FAULT_KINDS = (
         "R3",
         "a database becomes read-only and its connections stay",
         "the store is unavailable, every attempt connects anew, and works again when it can",
-        (f"{STORES}test_postgres_sessions.py::test_a_server_that_turned_read_only_is_unavailable",),
+        (
+            f"{STORES}test_postgres_sessions.py::test_a_server_that_turned_read_only_is_unavailable",
+            FAULTS,
+        ),
     ),
     FaultKind(
         "R5",
         "two replicas recover the same rows",
         "recovery reads and writes under its own epoch, and stops when another one has begun",
-        (f"{SUITE}::test_a_past_term_cannot_recover",),
+        (
+            f"{SUITE}::test_a_past_term_cannot_recover",
+            "tests/e2e/test_schedules_failover.py"
+            "::test_no_schedule_is_late_or_doubled_by_two_leaders_at_once",
+        ),
     ),
     FaultKind(
         "R4",
@@ -124,6 +134,16 @@ FAULT_KINDS = (
         (
             f"{SDK}test_reconnect.py::test_keepalive_below_ten_seconds_is_refused",
             "tests/api/test_connections.py::test_connection_that_only_pings_is_told_to_stop",
+        ),
+    ),
+    FaultKind(
+        "R14",
+        "callers behind one address of several servers fail, or storm them, at every failover",
+        "calls with keys and watches go on, each client makes a few connections a second at most",
+        (
+            FAULTS,
+            f"{SDK}test_transport.py::test_a_connection_to_a_standby_is_left_for_another",
+            f"{SDK}test_client.py::test_a_standby_is_asked_again_soon",
         ),
     ),
     FaultKind(
@@ -223,6 +243,8 @@ FAULT_KINDS = (
         (
             f"{STORES}test_postgres_sessions.py"
             "::test_a_pooler_is_refused_with_the_setting_that_helps",
+            f"{STORES}test_postgres_sessions.py"
+            "::test_a_direct_route_for_the_lock_is_used_for_commits_as_well",
         ),
     ),
     FaultKind(

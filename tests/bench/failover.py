@@ -80,7 +80,11 @@ async def _end(leader: ReplicaProcess, group: Group, caller: Caller, how: str) -
     following = await group.another(leader)
     ready_at = following.said_at("server_ready")
     await leader.start()
-    return {"ready_s": round(ready_at - since, 3), "submit_s": round(answered_at - since, 3)}
+    return {
+        "recovery_s": following.last_said("recovery_finished")["took_ms"] / 1000,
+        "ready_s": round(ready_at - since, 3),
+        "submit_s": round(answered_at - since, 3),
+    }
 
 
 async def _measure(

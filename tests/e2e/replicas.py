@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,7 +77,7 @@ class ReplicaProcess:
         self._process: Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._said: Counter[str] = Counter()
-        self._said_at: dict[str, float] = {}
+        self._last_said: dict[str, dict[str, Any]] = {}
         self._more = asyncio.Condition()
         self._lines: list[str] = []
 
@@ -100,7 +101,7 @@ class ReplicaProcess:
                 said = json.loads(line)
                 is_standby = said["message"].endswith("as standby")
                 action = "stands_by" if is_standby else said.get("action", "other")
-                self._said_at[action] = datetime.fromisoformat(said["at"]).timestamp()
+                self._last_said[action] = said
                 await self._note(action)
         await self._note("")
 
@@ -120,7 +121,11 @@ class ReplicaProcess:
 
     def said_at(self, action: str) -> float:
         """When it last logged an action, as Unix time in seconds."""
-        return self._said_at[action]
+        return datetime.fromisoformat(self.last_said(action)["at"]).timestamp()
+
+    def last_said(self, action: str) -> dict[str, Any]:
+        """The last line that it has logged of an action."""
+        return self._last_said[action]
 
     async def says(self, *actions: str) -> None:
         """Returns when the process has logged one of these since its start.
