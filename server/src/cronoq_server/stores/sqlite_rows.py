@@ -10,7 +10,6 @@ from a busy event loop only after a while.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from itertools import chain, takewhile
@@ -50,7 +49,7 @@ IDS = "(SELECT value FROM json_each(?))"
 
 def id_list(ids: Iterable[int]) -> str:
     """The parameter for `IDS`."""
-    return json.dumps(list(ids))
+    return msgspec.json.encode(list(ids)).decode()
 
 
 def write_batch(db: sqlite3.Connection, batch: Batch, base: int) -> list[int]:
@@ -155,12 +154,12 @@ def _unknown(db: sqlite3.Connection, ids: list[int]) -> Rejected:
 def _insert(db: sqlite3.Connection, into: str, rows: Sequence[tuple[Any, ...]]) -> None:
     """Inserts rows, so many by one statement.
 
-    Statements come in few sizes, so that they stay prepared: what is missing to the next power of
-    two is filled with rows of NULL, which are passed over.
+    Statements come in few sizes, so that they stay prepared: what is missing to the next one is
+    filled with rows of NULL, which are passed over.
     """
     for start in range(0, len(rows), ROWS_MAX):
         part = rows[start : start + ROWS_MAX]
-        size = 1 << (len(part) - 1).bit_length()
+        size = _size(len(part))
         width = len(part[0])
         row = f"({','.join('?' * width)})"
         parameters = list(chain.from_iterable(part))
@@ -169,6 +168,12 @@ def _insert(db: sqlite3.Connection, into: str, rows: Sequence[tuple[Any, ...]]) 
             f"{into} SELECT * FROM (VALUES {','.join([row] * size)}) WHERE column1 IS NOT NULL",
             parameters,
         )
+
+
+def _size(count: int) -> int:
+    """The next size of a statement: four of them up to the double, so that few rows are filled."""
+    step = 1 << max(0, (count - 1).bit_length() - 3)
+    return -(-count // step) * step
 
 
 # What happens seldom.
