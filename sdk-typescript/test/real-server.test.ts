@@ -108,7 +108,7 @@ describe("a real server", { skip: SKIP_SERVER }, () => {
   it("tells ends as they are, and cancels what runs", async () => {
     const started = new Fact();
     const stopped = new Fact();
-    const worker = new Worker({ endpoint: server.endpoint, slots: 4, logger: console });
+    const worker = new Worker({ endpoint: server.endpoint, slots: 4 });
     worker.handler("linger", async (_, attempt) => {
       started.tell(undefined);
       await new Promise((resolve) => {
