@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import random
 import tempfile
 import time
@@ -20,7 +21,7 @@ from typing import Any
 import asyncpg
 
 import cronoq
-from tests.bench.environment import describe, save
+from tests.bench.environment import RESULTS, describe, save
 from tests.e2e.disk import NoSmallDisk
 from tests.e2e.faults import FAULTS, Fault
 from tests.e2e.place import SHORT, Waits
@@ -31,6 +32,7 @@ STORES = ("sqlite", "postgres")
 PAUSE_S = 0.08
 """Between two submits of one caller: the load goes on for long, and all of it is judged."""
 WORKERS = 2
+RESULT = "faults"
 
 BROKEN = (AssertionError, TimeoutError, RuntimeError, OSError, cronoq.CronoqError)
 """What a broken promise looks like."""
@@ -71,9 +73,30 @@ def main(arguments: list[str]) -> int:
                 cells = "".join(str(row[name]).rjust(width) for name, width in COLUMNS.items())
                 print(f"{cells}  {row['took_s']}", flush=True)
     if options.save:
-        save(head | {"seed": options.seed, "rows": rows}, "faults")
+        keep(head | {"seed": options.seed, "short": options.short}, rows)
     print(verdict(rows, broken, left_out))
     return 1 if broken else 2 if left_out else 0
+
+
+def keep(head: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Keeps rows for the page, in place of earlier ones of the same faults."""
+    kept = {}
+    if (RESULTS / f"{RESULT}.json").exists():
+        earlier = json.loads((RESULTS / f"{RESULT}.json").read_text())
+        kept = {
+            (row["store"], row["fault"]): {"commit": earlier["commit"], **row}
+            for row in earlier["rows"]
+        }
+    for row in rows:
+        of = {name: head[name] for name in ("commit", "load_average")}
+        kept[row["store"], row["fault"]] = of | row
+    ordered = [
+        kept[store, fault.name]
+        for store in STORES
+        for fault in FAULTS
+        if (store, fault.name) in kept
+    ]
+    save(head | {"rows": ordered}, RESULT)
 
 
 def verdict(rows: list[dict[str, Any]], broken: int, left_out: int) -> str:
