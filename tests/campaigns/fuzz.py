@@ -234,7 +234,7 @@ class Neighbour:
 
     async def p99_s(self) -> float:
         """Ends it, and tells what 99 of 100 of its rounds stayed below."""
-        output, _ = await self._process.communicate()
+        output, _ = await self._process.communicate(b"")
         return float(output)
 
 
