@@ -109,7 +109,8 @@ memory.
 
 ## Other interfaces
 
-`/healthz` and `/readyz` need no credential; nor does anything on `server.metrics_addr`, which is
+`/healthz` and `/readyz` need no credential, nor do the files of the console, which asks for all it
+shows with the token that its user gives it; nor does anything on `server.metrics_addr`, which is
 meant for an address that only the monitoring reaches. Without authentication HTTP answers only
 requests whose `Host` is this machine, so that a web page can't reach it by a name of its own.
 """

@@ -350,3 +350,25 @@ async def test_changes_by_operators_leave_a_line(
     assert all(line["from"].startswith("ipv4:127.0.0.1:") for line in lines)
     assert (lines[1]["on_task"], lines[3]["on_pool"]) == (task_id, "default")
     assert "secret" not in json.dumps(lines)
+
+
+async def test_exchange_of_a_token_keeps_its_worker_s_leases() -> None:
+    """Two tokens of one name are one party: what one held, the other goes on with."""
+    old, new = "the-old-token-of-w", "the-new-token-of-w"
+    both = token(old, "worker", "name = 'w'") + token(new, "worker", "name = 'w'")
+    async with serving(token(OPS, "admin") + both) as edge:
+        stream = edge.workers.Work(**as_(old))
+        register = workers_pb2.Register(slots=1, protocol_version=4)
+        await stream.write(workers_pb2.WorkerMessage(register=register))
+        session = (await stream.read()).registered
+        await submit(edge, OPS)
+        (lease,) = (await stream.read()).leases.leases
+        resume = workers_pb2.Resume(session_token=session.session_token, leases=[lease.lease])
+        for by, adopted in (("stranger", []), (new, [lease.lease])):
+            credential = OPS if by == "stranger" else by
+            again = edge.workers.Work(**as_(credential))
+            register = workers_pb2.Register(slots=1, protocol_version=4, resume=resume)
+            await again.write(workers_pb2.WorkerMessage(register=register))
+            assert list((await again.read()).registered.adopted) == adopted
+            again.cancel()
+        stream.cancel()

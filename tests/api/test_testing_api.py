@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 import grpc
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cronoq_server import cli
 from cronoq_server._proto import task_pb2, tasks_pb2, testing_pb2, testing_pb2_grpc
@@ -80,3 +82,33 @@ def test_shared_stores_have_no_test_clock(capsys: pytest.CaptureFixture[str]) ->
     assert cli.main(arguments) == cli.WRONG_CONFIG
     assert "--test-clock: does not go with a sqlite store" in capsys.readouterr().err
     assert cli.main(["--check", "--test-clock"]) == cli.OK
+
+
+async def test_service_is_shown_where_time_stands_still(still: Edge) -> None:
+    """Reflection and health know it there, and nowhere else."""
+    for edge, is_there in ((still, True), (None, False)):
+        async with serving() if edge is None else nullcontext(edge) as asked:
+            stub: Any = reflection_pb2_grpc.ServerReflectionStub(asked.channel)
+            request = reflection_pb2.ServerReflectionRequest(list_services="")
+            call = stub.ServerReflectionInfo(iter([request]))
+            shown = (await call.read()).list_services_response.service
+            assert ("cronoq.v1.Testing" in {one.name for one in shown}) is is_there
+            call.cancel()
+
+
+async def test_only_operators_move_time() -> None:
+    """Where there are credentials, the clock is for the role admin."""
+    tokens = "".join(
+        f"[[auth.tokens]]\ntoken = 'a-token-of-{role}'\nrole = '{role}'\n"
+        for role in ("admin", "client")
+    )
+    async with serving(tokens, clock=ManualClock()) as edge:
+        ends = {}
+        for role in ("admin", "client", "nobody"):
+            metadata = (("authorization", f"Bearer a-token-of-{role}"),)
+            try:
+                await clock_of(edge).Settle(task_pb2.Empty(), metadata=metadata)
+                ends[role] = "OK"
+            except grpc.aio.AioRpcError as error:
+                ends[role] = reason_of(error)[0]
+        assert ends == {"admin": "OK", "client": "ROLE_NOT_ALLOWED", "nobody": "UNAUTHENTICATED"}
