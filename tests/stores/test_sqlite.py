@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from cronoq_server.stores.base import Leadership, Store
+from cronoq_server.stores.base import FinishedQuery, Leadership, Store
 from cronoq_server.stores.sqlite import SqliteStore
 from cronoq_server.stores.sqlite_file import SqliteSettings
 from cronoq_server.testing.builders import batch, changed, inserted
 from cronoq_server.testing.store_suite import *  # noqa: F403 (a store's tests are the suite)
-from cronoq_server.testing.store_suite import Place, ids, recovered, written
+from cronoq_server.testing.store_suite import Place, finished, ids, recovered, written
 from tests.stores.durable_suite import *  # noqa: F403
 from tests.stores.durable_suite import GARBAGE
 
@@ -108,3 +108,11 @@ async def test_a_batch_of_any_size_is_written_whole(place: Place, count: int) ->
     found = await recovered(store, leadership)
     assert ids(found.live) == list(range(2, count + 1, 2))
     assert sorted(ids(found.finished)) == list(range(1, count + 1, 2))
+
+
+async def test_a_text_where_a_number_belongs_hides_no_other_task(place: Any) -> None:
+    """What somebody did by hand costs the quick way of reading, and nothing else."""
+    store, _ = await written(place, *finished(1), *finished(2, key="a"))
+    place.execute("UPDATE cronoq_ends SET at = 'yesterday' WHERE id = 1")
+    page = await store.find_finished(FinishedQuery(ids=(1, 2)))
+    assert sorted(ids(page.tasks)) == [1, 2]

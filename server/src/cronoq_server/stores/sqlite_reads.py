@@ -2,6 +2,10 @@
 
 Every function works within one transaction of a reading connection. Where many rows are read in
 order, callers come back for more, so that no reader holds up the journal for long.
+
+Ended tasks are read as one row that holds them all as JSON: for each row SQLite gives up the
+interpreter's lock, and a thread gets it back from a busy event loop only after five milliseconds.
+What lives is read before there is anything to be busy with, row by row.
 """
 
 from __future__ import annotations
@@ -48,12 +52,54 @@ _COLUMNS = (
 _SLIM = _COLUMNS.format(payload="NULL")
 _WHOLE = _COLUMNS.format(payload="t.payload")
 _ENDED = f"SELECT {_SLIM} FROM cronoq_ends e CROSS JOIN cronoq_tasks t ON t.id = e.id"
+_AS_JSON = (
+    "SELECT json_group_array(json_array(id, created_at, CAST(key AS TEXT), CAST(pool AS TEXT), "
+    "CAST(kind AS TEXT), CAST(tenant AS TEXT), hex(spec), position, at, status, hex(change)))"
+)
 
 _resized = msgspec.msgpack.Decoder(ResourceResized).decode
 
 
-def _ended(rows: Sequence[tuple[Any, ...]], base: int) -> list[StoredTask]:
-    tasks = [read_ended(EndedColumns(*row)) for row in rows]
+class _Slim(msgspec.Struct, array_like=True, gc=False):
+    """An ended task's columns as JSON has them: bytes as hexadecimal text."""
+
+    id: int
+    created_at: int
+    key: str | None
+    pool: str
+    kind: str
+    tenant: str | None
+    spec: str
+    position: int
+    at: int
+    status: int
+    change: str
+
+
+_slim = msgspec.json.Decoder(list[_Slim]).decode
+
+
+def _ended(
+    db: sqlite3.Connection, select: str, values: Sequence[Any], base: int
+) -> list[StoredTask]:
+    """Ended tasks without payloads, in the order of the select if that has a limit."""
+    (text,) = db.execute(f"{_AS_JSON} FROM ({select})", values).fetchone()
+    try:
+        columns = [
+            EndedColumns(
+                *(row.id, row.created_at, row.key, row.pool, row.kind, row.tenant),
+                *(bytes.fromhex(row.spec), None, row.position, row.at, row.status),
+                bytes.fromhex(row.change),
+            )
+            for row in _slim(text)
+        ]
+    except msgspec.DecodeError:  # somebody put a text where a number belongs
+        columns = [EndedColumns(*row) for row in db.execute(select, values)]
+    return _tasks(columns, base)
+
+
+def _tasks(columns: Sequence[EndedColumns], base: int) -> list[StoredTask]:
+    tasks = [read_ended(each) for each in columns]
     return [shift_task(task, -base) for task in tasks] if base else tasks
 
 
@@ -74,8 +120,9 @@ def named(db: sqlite3.Connection, query: FinishedQuery, base: int) -> FinishedPa
     """Finished tasks by id and by key, each once."""
     found: dict[int, StoredTask] = {}
     if query.ids:
-        rows = db.execute(f"{_ENDED} WHERE e.id IN {IDS}", (id_list(signed_list(query.ids)),))
-        found = {task.task_id: task for task in _ended(rows.fetchall(), base)}
+        wanted = (id_list(signed_list(query.ids)),)
+        ended = _ended(db, f"{_ENDED} WHERE e.id IN {IDS}", wanted, base)
+        found = {task.task_id: task for task in ended}
     if query.keys:
         newest: dict[str, StoredTask] = {}
         for task in by_keys(db, query.keys, base):
@@ -86,12 +133,12 @@ def named(db: sqlite3.Connection, query: FinishedQuery, base: int) -> FinishedPa
 
 def by_keys(db: sqlite3.Connection, keys: Sequence[str], base: int) -> list[StoredTask]:
     """Finished tasks with these keys, the last ended ones last."""
-    rows = db.execute(
+    select = (
         f"SELECT {_SLIM} FROM cronoq_tasks t CROSS JOIN cronoq_ends e ON e.id = t.id "
-        f"WHERE t.key IN {IDS} ORDER BY e.position, e.id",
-        (msgspec.json.encode(keys).decode(),),
+        f"WHERE t.key IN {IDS}"
     )
-    return _ended(rows.fetchall(), base)
+    found = _ended(db, select, (msgspec.json.encode(keys).decode(),), base)
+    return sorted(found, key=lambda task: (task.position, signed(task.task_id)))
 
 
 def tasks(db: sqlite3.Connection, ids: Sequence[int], base: int) -> list[StoredTask]:
@@ -102,7 +149,7 @@ def tasks(db: sqlite3.Connection, ids: Sequence[int], base: int) -> list[StoredT
         f"WHERE e.id IN {IDS}",
         (numbers,),
     )
-    found = _ended(rows.fetchall(), base)
+    found = _tasks([EndedColumns(*row) for row in rows], base)
     rows = db.execute(f"{LIVE} WHERE l.id IN {IDS}", (numbers,))
     live = [task for row in rows.fetchall() if (task := read_live(*row)) is not None]
     return found + ([shift_task(task, -base) for task in live] if base else live)
@@ -176,12 +223,11 @@ def ends_before(
 ) -> tuple[list[StoredTask], tuple[int, int] | None]:
     """Ends before a (position, signed id), newest first; and where the rest begins."""
     position, number = place
-    rows = db.execute(
+    select = (
         f"{_ENDED} WHERE e.position <= ? AND (e.position < ? OR e.id < ?) "
-        "ORDER BY e.position DESC, e.id DESC LIMIT ?",
-        (position, position, number, CHUNK),
-    ).fetchall()
-    found = _ended(rows, base)
+        "ORDER BY e.position DESC, e.id DESC LIMIT ?"
+    )
+    found = _ended(db, select, (position, position, number, CHUNK), base)
     if len(found) < CHUNK:
         return found, None
     return found, (found[-1].position, signed(found[-1].task_id))
@@ -260,13 +306,13 @@ def _window(
     window = f"SELECT id, position FROM {source} WHERE {where} ORDER BY {order}"
     only = _Filter(wanted)
     room = query.limit + 1 - len(before)
-    rows = db.execute(
+    select = (
         f"SELECT {_SLIM} FROM ({window} LIMIT ?) w "
         "CROSS JOIN cronoq_ends e ON e.id = w.id CROSS JOIN cronoq_tasks t ON t.id = w.id "
-        f"WHERE 1{only.sql} ORDER BY {', '.join(f'w.{c}{down}' for c in columns)} LIMIT ?",
-        (*among, LOOKED_AT_MAX if only.sql else room, *only.values, room),
-    ).fetchall()
-    found = before + _ended(rows, base)
+        f"WHERE 1{only.sql} ORDER BY {', '.join(f'w.{c}{down}' for c in columns)} LIMIT ?"
+    )
+    values = (*among, LOOKED_AT_MAX if only.sql else room, *only.values, room)
+    found = before + _ended(db, select, values, base)
     full = cut(found, query)
     if full is not None:
         return full
