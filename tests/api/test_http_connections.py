@@ -118,6 +118,15 @@ async def test_standby_refuses_and_closes(stage: Stage) -> None:
     assert stage.asked == 0
 
 
+async def test_what_is_open_is_served_by_a_standby(stage: Stage) -> None:
+    """Figures are told whatever the role, on a connection that is then closed all the same."""
+    stage.front.is_open = frozenset({"/metrics"})
+    line = await stage.line()
+    line.send("GET", "/metrics")
+    assert (await line.answer()).body == b"/metrics"
+    assert await line.ended() == b""
+
+
 @pytest.mark.parametrize("said", [b"", b"GET /healthz HT", b"GET / HTTP/1.1\r\nhost: x\r\n"])
 async def test_silent_connection_is_closed(
     stage: Stage, said: bytes, monkeypatch: pytest.MonkeyPatch

@@ -189,6 +189,8 @@ class Connection(HttpToolsProtocol):
         self.server_state.date()
         super().on_headers_complete()
         self._unanswered += 1
+        if not self.server_state.is_leading:
+            self._is_last = True
         if 0 < len(self.pipeline) <= IN_LINE_MAX:
             # The base class stops reading here, and would not notice that the caller leaves.
             self.flow.resume_reading()

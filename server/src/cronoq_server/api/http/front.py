@@ -94,6 +94,7 @@ class Front:
         only_local: Whether requests must be meant for this machine by their `Host`: where nobody
             is asked who they are, a page in a browser could otherwise reach it under a name of
             its own.
+        is_open: Paths that are served whatever the role.
         holding: Keeps streams for as long as their credential is good.
     """
 
@@ -115,7 +116,7 @@ class Front:
         self._inner = inner
         self._role = role
         self._identify = identify
-        self._is_open = is_open
+        self.is_open = is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
@@ -123,7 +124,7 @@ class Front:
         if path in PROBES:
             await answer(closing(probe(self._role, path, scope["method"])), scope, send)
             return
-        if not self._role.is_leading and path not in self._is_open:
+        if not self._role.is_leading and path not in self.is_open:
             refusal = STOPPING if self._role.is_stopping else NOT_LEADER
             await answer(closing(answers.refusal(refusal)), scope, send)
             return

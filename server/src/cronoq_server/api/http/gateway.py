@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final
@@ -10,7 +11,6 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -53,6 +53,8 @@ Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 OPENAPI: Final = "/openapi.json"
 
+log = logging.getLogger(__name__)
+
 
 class _Direct(APIRoute):
     """A route that parses for itself: its endpoint takes the request and returns the answer.
@@ -77,9 +79,7 @@ class _Application(FastAPI):
     """The routes with nothing around them but what turns errors into answers."""
 
     def build_middleware_stack(self) -> Any:
-        handlers = dict(self.exception_handlers)
-        failed: Any = handlers.pop(Exception)
-        return ServerErrorMiddleware(ExceptionMiddleware(self.router, handlers), failed)
+        return ExceptionMiddleware(self.router, self.exception_handlers)
 
 
 def application(
@@ -166,8 +166,15 @@ def _methods(app: FastAPI, path: str) -> list[str]:
     return sorted(found)
 
 
-async def _failed(_request: Request, _error: Exception) -> Response:
+async def _failed(request: Request, error: Exception) -> Response:
     """A defect: its cause is in the log alone."""
+    log.error(
+        "%s %s failed",
+        request.scope["method"],
+        request.scope["path"],
+        exc_info=error,
+        extra={"action": "call_failed"},
+    )
     return await answers.finish(answers.refusal(errors.DEFECT), accepts_gzip=False)
 
 
