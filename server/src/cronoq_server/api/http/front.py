@@ -31,8 +31,10 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 WHO: Final = "cronoq.who"
-HOLDING: Final = "cronoq.holding"
 """Where a request's scope has its `Principal`."""
+
+HOLDING: Final = "cronoq.holding"
+"""Where it has what keeps streams for as long as their credential is good."""
 
 BODY: Final = "cronoq.body"
 """Where it has the bytes of its body."""
