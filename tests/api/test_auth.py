@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -115,6 +117,24 @@ def test_only_the_whole_token_counts() -> None:
     for wrong in (None, "", "Bearer", "Bearer ", f"Basic {WEB}", WEB, f"Bearer {WEB}x"):
         assert refused(known, wrong)
     assert refused(known, f"Bearer {WEB}\udcff")
+
+
+def test_time_tells_nothing_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token is compared, as a digest and in constant time, wherever the right one stands."""
+    known = authenticator(PARTIES)
+    compared: list[tuple[int, int]] = []
+    compare = hmac.compare_digest
+
+    def count(first: bytes, second: bytes) -> bool:
+        compared.append((len(first), len(second)))
+        return compare(first, second)
+
+    monkeypatch.setattr(hmac, "compare_digest", count)
+    for text in (OPS, GPU, "x", "x" * 10_000):
+        compared.clear()
+        with suppress(Refused):
+            known.identify(f"Bearer {text}")
+        assert compared == [(32, 32)] * PARTIES.count("token =")
 
 
 def test_wrong_token_is_not_made_up_for_by_a_certificate() -> None:

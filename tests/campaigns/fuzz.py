@@ -252,7 +252,7 @@ async def server_process() -> AsyncIterator[Server]:
         address = (await process.stdout.readline()).decode().removeprefix("serving gRPC on ")
         log = Path(sink.name)
         try:
-            yield Server(address.strip(), _http_address(log), process.pid, log)
+            yield Server(address.strip(), await _http_address(log), process.pid, log)
         finally:
             process.terminate()
             await process.communicate()
@@ -264,11 +264,18 @@ def _sink(folder: str) -> BinaryIO:
     return Path(folder, "log").open("wb")
 
 
-def _http_address(log: Path) -> str:
-    for line in log.read_text().splitlines():
-        if '"server_ready"' in line:
-            return str(json.loads(line)["http_addr"])
-    raise RuntimeError("the server did not say where it serves HTTP")
+async def _http_address(log: Path) -> str:
+    """Where it serves HTTP, as soon as its log, which a thread writes, has said so."""
+    async with asyncio.timeout(30):
+        while True:
+            for line in _lines(log):
+                if '"server_ready"' in line:
+                    return str(json.loads(line)["http_addr"])
+            await asyncio.sleep(0.05)
+
+
+def _lines(log: Path) -> list[str]:
+    return log.read_text().splitlines()
 
 
 Part = Callable[[Server, int, int, Report], Awaitable[None]]

@@ -27,6 +27,7 @@ from cronoq_server.api.tls import Certificates
 from cronoq_server.config import MIB, Address, LimitsConfig
 from cronoq_server.runtime.refusals import NOT_LEADER
 
+UINT31_MAX = 2**31 - 1
 RECEIVE_MARGIN = 2 * MIB
 """What is accepted above `max_message_bytes`: a message a little too large gets a precise error."""
 
@@ -202,8 +203,11 @@ class Listener:
 
     def _options(self, *, leading: bool) -> list[tuple[str, int]]:
         limits = self._limits
+        calls = limits.max_concurrent_requests + limits.max_waiters + limits.max_concurrent_streams
         options = [
             ("grpc.so_reuseport", 1),
+            # Calls whose message never comes are seen by nobody else, who they are of included.
+            ("grpc.max_concurrent_streams", min(calls, UINT31_MAX)),
             ("grpc.max_receive_message_length", limits.max_message_bytes + RECEIVE_MARGIN),
             ("grpc.max_send_message_length", limits.max_message_bytes + SEND_MARGIN),
             ("grpc.keepalive_time_ms", round(limits.keepalive_interval_s * 1000)),
