@@ -187,14 +187,17 @@ async def attack_connections(address: str, cases: int, seed: int, report: Report
                 rubbish = preface[: chance.randrange(len(preface) + 1)]
                 rubbish += chance.randbytes(chance.choice((0, 1, 9, 40, 400)))
                 step = chance.choice((1, 7, len(rubbish) or 1))
-                for at in range(0, len(rubbish), step):
-                    writer.write(rubbish[at : at + step])
-                    await writer.drain()
-                if chance.random() < 0.5:
-                    writer.write_eof()
-                    await asyncio.wait_for(reader.read(), PATIENCE_S * 4)
-                writer.close()
-                await writer.wait_closed()
+                try:
+                    for at in range(0, len(rubbish), step):
+                        writer.write(rubbish[at : at + step])
+                        await writer.drain()
+                    if chance.random() < 0.5:
+                        writer.write_eof()
+                        await asyncio.wait_for(reader.read(), PATIENCE_S * 4)
+                finally:
+                    writer.close()
+                    with contextlib.suppress(OSError):
+                        await writer.wait_closed()
             report.ends["connection"] += 1
 
     await asyncio.gather(*(caller() for _ in range(16)))
