@@ -96,7 +96,7 @@ sim *args:
 # Run at length what CI has a short form of: `campaign NAME`; without a name, the list
 [no-exit-message]
 campaign *args:
-    @python -m tests.campaigns "$@"
+    @PYTHONPATH=conformance/runner python -m tests.campaigns "$@"
 
 # Hold the SDKs of all languages against one list of scenarios (run, list, explain RULE)
 [no-exit-message]
@@ -106,7 +106,7 @@ conformance *args:
 # Measure (engine, e2e; --json for programs)
 [no-exit-message]
 bench *args:
-    @python -m tests.bench "$@"
+    @PYTHONPATH=conformance/runner python -m tests.bench "$@"
 
 # Install the packages in a clean place, start the server there, run the README's quickstart
 [no-exit-message]

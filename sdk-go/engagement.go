@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -24,6 +25,8 @@ const (
 	unknownMax = 1024
 	// stopGrace is what a handler that was told to stop gets before its attempt is reported anyway.
 	stopGrace = time.Second
+	// gatherTurns bounds how often a report that could be made gives way to handlers that end.
+	gatherTurns = 16
 )
 
 // engagement is one start of a worker, up to its stop.
@@ -263,6 +266,20 @@ func (e *engagement) end(of *run, how outcome) {
 	e.ends.put(endedRun{of, how})
 }
 
+// gathered adds what ends at the same time: handlers that can run get their turn before the report is
+// made, since a message for each costs the server several times as much.
+func (e *engagement) gathered(ends []endedRun) []endedRun {
+	for range gatherTurns {
+		runtime.Gosched()
+		more := e.ends.rest()
+		if len(more) == 0 {
+			break
+		}
+		ends = append(ends, more...)
+	}
+	return ends
+}
+
 // reportEnds reports all that ended since the last time, together (WP-20).
 func (e *engagement) reportEnds() {
 	for {
@@ -270,6 +287,7 @@ func (e *engagement) reportEnds() {
 		if !isOpen {
 			return
 		}
+		ends = e.gathered(ends)
 		e.session.report(ends, monotonic())
 		e.mu.Lock()
 		for _, each := range ends {

@@ -37,6 +37,15 @@ func (q *queue[T]) nudge() {
 	}
 }
 
+// rest returns what there is by now, without waiting.
+func (q *queue[T]) rest() []T {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	items := q.items
+	q.items = nil
+	return items
+}
+
 // take waits for items and returns all there are; false when the queue is closed and empty.
 func (q *queue[T]) take() ([]T, bool) {
 	for {

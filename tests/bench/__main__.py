@@ -8,6 +8,7 @@
     idle        many workers and nothing to do
     placement   what one start costs, by what tasks ask for
     recovery    a new leader: from asking for the leadership until it serves
+    sdks        what the worker of each SDK manages
     store       a store alone
     page        no benchmark: writes the tables of docs/performance.md from saved results
 
@@ -29,6 +30,7 @@ BENCHES = (
     "page",
     "placement",
     "recovery",
+    "sdks",
     "store",
 )
 

@@ -29,6 +29,7 @@ type behaviour struct {
 	Steps       []step          `json:"steps"`
 	Then        *behaviour      `json:"then"`
 	Attempts    []behaviour     `json:"attempts"`
+	Quiet       bool            `json:"quiet"`
 }
 
 func (b behaviour) next() behaviour {
@@ -57,6 +58,9 @@ func (g *gates) of(task uint64) chan behaviour {
 func (p *participant) handler(does behaviour) func(context.Context, any) (any, error) {
 	return func(ctx context.Context, payload any) (any, error) {
 		attempt := cronoq.AttemptFrom(ctx)
+		if does.Quiet {
+			return p.act(ctx, does, attempt, payload)
+		}
 		p.emit("attempt_started", withSized(object{
 			"task_id": toldID(attempt.TaskID()), "attempt": attempt.Number(),
 			"kind": attempt.Kind(), "key": attempt.Key(), "pool": attempt.Pool(),

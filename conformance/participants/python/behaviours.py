@@ -59,6 +59,9 @@ class Behaviours:
     def handler(self, behaviour: JsonObject) -> Callable[..., Any]:
         """Returns a handler: a function for a thread if the behaviour needs one, else async."""
 
+        async def run_quietly(payload: Any, attempt: Attempt) -> Any:
+            return await self._act(behaviour, payload, attempt)
+
         async def run(payload: Any, attempt: Attempt) -> Any:
             self._began(attempt)
             try:
@@ -73,6 +76,8 @@ class Behaviours:
             finally:
                 self._ended(attempt)
 
+        if behaviour.get("quiet"):
+            return run_quietly
         return run_in_thread if needs_thread(behaviour) else run
 
     async def _act(self, behaviour: JsonObject, payload: Any, attempt: Attempt) -> Any:

@@ -48,6 +48,9 @@ export class Behaviours {
     }
 
     handler(behaviour) {
+        if (behaviour.quiet) {
+            return (payload, attempt) => this.#act(behaviour, payload, attempt);
+        }
         return async (payload, attempt) => {
             this.#began(attempt);
             try {

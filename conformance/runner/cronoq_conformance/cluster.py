@@ -76,6 +76,12 @@ class ServerProcess:
         self._more = asyncio.Condition()
         self.log: list[str] = []
 
+    @property
+    def pid(self) -> int:
+        """The process, while there is one."""
+        assert self._process is not None
+        return self._process.pid
+
     async def start(self) -> None:
         """Starts it and returns when it leads or stands by."""
         self._said.clear()

@@ -140,6 +140,12 @@ class Participant:
         """Returns the facts of this name like the pattern that no step has taken."""
         return [f for f in self._unread if f["fact"] == name and not mismatch(pattern, f)]
 
+    @property
+    def pid(self) -> int:
+        """The process, while there is one."""
+        assert self._process is not None
+        return self._process.pid
+
     def signal(self, name: str) -> None:
         """Sends a signal by its name, such as SIGTERM."""
         assert self._process is not None

@@ -19,7 +19,7 @@ TOPOLOGY = frozenset({"peers", "proxies", "cluster"})
 KEYS = TOPOLOGY | {"name", "title", "rules", "steps", "variants", "cases", "seconds"}
 KEYS |= {"languages", "because"}
 VARIANTS = ("plain", "tls", "mtls")
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 
 
 class ScenarioError(Exception):

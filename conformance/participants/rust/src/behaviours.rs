@@ -51,6 +51,9 @@ impl Behaviours {
     }
 
     pub async fn run(self: Arc<Self>, does: Value, attempt: Attempt, payload: Payload) -> Ended {
+        if does["quiet"] == true {
+            return self.act(&does, &attempt, payload).await;
+        }
         began(&attempt);
         let _end = EndOf(attempt.clone());
         self.act(&does, &attempt, payload).await

@@ -10,9 +10,9 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::values::{
-    flag_in, id_of, list_in, number_in, seconds_in, set_options, sized, target_in, text_in,
-    to_filter, to_schedule, to_spec, told_detail, told_error, told_event, told_info, told_result,
-    told_schedule,
+    flag_in, id_of, impossible_duration, list_in, number_in, seconds_in, set_options, sized,
+    target_in, text_in, to_filter, to_schedule, to_spec, told_detail, told_error, told_event,
+    told_info, told_result, told_schedule,
 };
 use crate::{Failure, emit};
 
@@ -39,6 +39,9 @@ impl ClientCalls {
         let mut client = self.client();
         if let Some(deadline) = seconds_in(fields, "call_deadline") {
             client = client.with_deadline(deadline);
+        }
+        if let Some(field) = impossible_duration(&fields["task"]) {
+            return Err(Failure::Impossible(field));
         }
         let target = || target_in(&fields["target"]);
         let specs = || list_in(fields, "tasks").iter().map(to_spec).collect::<Vec<_>>();

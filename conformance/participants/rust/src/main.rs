@@ -27,6 +27,8 @@ pub fn emit(fact: &str, mut fields: Value) {
 /// Why a command failed.
 pub enum Failure {
     Sdk(Error),
+    /// This field has a value that its type does not hold.
+    Impossible(&'static str),
     Unknown,
 }
 
@@ -56,6 +58,10 @@ impl Participant {
                 let mut fields = told_error(&error);
                 fields["id"] = id;
                 emit("failed", fields);
+            }
+            Err(Failure::Impossible(field)) => {
+                let (kind, family) = ("invalid_field", "invalid_request");
+                emit("failed", json!({"id": id, "type": kind, "family": family, "message": field}));
             }
             Err(Failure::Unknown) => {
                 let kind = "protocol";

@@ -82,6 +82,13 @@ fn dep_of(fields: &Value) -> Dep {
     }
 }
 
+/// A field that a `Duration` cannot hold: the language refuses it before the SDK could.
+pub fn impossible_duration(task: &Value) -> Option<&'static str> {
+    let durations =
+        ["deadline_in", "start_in", "tolerance", "duration_hint", "timeout", "delay", "expires_in"];
+    durations.into_iter().find(|name| task[name].as_f64().is_some_and(f64::is_sign_negative))
+}
+
 pub fn to_spec(fields: &Value) -> TaskSpec {
     let retry = fields.get("retry").map(|retry| RetryPolicy {
         max_attempts: number_in(retry, "max_attempts"),
