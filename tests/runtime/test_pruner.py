@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from cronoq_server.engine.model import SECOND, Status
-from cronoq_server.runtime import PruneSettings
+from cronoq_server.engine.model import SECOND, Dependency, Status
+from cronoq_server.runtime import PruneSettings, pruner
 from cronoq_server.stores.base import FinishedQuery
 from cronoq_server.stores.memory import MemoryDisk, MemoryStore
 from cronoq_server.testing.builders import EPOCH_START, batch, changed, inserted
@@ -77,6 +77,22 @@ async def test_end_that_hides_older_ones_is_no_endless_loop(clock: ManualClock) 
     before = disk.position
     await clock.advance(65 * SECOND)
     assert disk.position - before <= 3
+    await node.stop()
+
+
+async def test_parents_of_waiting_tasks_stay_and_hide_nobody(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thirty of them are the oldest, and no look shows more than ten."""
+    monkeypatch.setattr(pruner, "LOOK", 10)
+    disk = MemoryDisk()
+    ended(disk, 100, lambda _: EPOCH_START - HOUR)
+    parents = tuple(map(Dependency, (*range(1, 31), 101)))
+    rows = (inserted(101), inserted(102, dependencies=parents))
+    disk.write(batch(disk.position + 1, *rows), 0)
+    node = await started(disk, clock)
+    await clock.advance(70 * SECOND)
+    assert await kept(disk) == list(range(1, 31))
     await node.stop()
 
 

@@ -1,8 +1,8 @@
 """When the store lets go of tasks that ended long ago: in small steps, so that commits never wait.
 
 Every interval one step is made. Steps follow each other without a pause while the oldest tasks
-that the store still shows are older than what is kept; each step is durable before the next one
-begins, so that other work comes between them.
+that the store still shows are older than what is kept, those aside that stay whatever their age;
+each step is durable before the next one begins, so that other work comes between them.
 """
 
 from __future__ import annotations
@@ -58,21 +58,27 @@ class Pruner:
                 log.debug("old tasks are let go later: %s", error)
 
     async def _catch_up(self) -> None:
-        """Makes steps until the oldest tasks are young enough, or stay although they are not."""
+        """Makes steps until the oldest tasks are young enough, but for those that have to stay."""
         before = self._clock.now().wall - self._settings.keep
-        left: frozenset[int] | None = None
-        while left is None or left:
+        behind = 0
+        previous: list[int] = []
+        while True:
             await self._inbox.ask(lambda call: Prune(call, before, self._settings.batch))
-            previous, left = left, await self._older(before)
-            if left == previous:
+            older = await self._older(before, behind)
+            if not older:
                 return
+            if older == previous:  # these stay, since live tasks depend on them: look behind them
+                behind = older[-1]
+            previous = older
 
-    async def _older(self, before: Instant) -> frozenset[int]:
+    async def _older(self, before: Instant, behind: int) -> list[int]:
         # Ends are let go in their own order, while look-ups go by id: a few tasks that lived very
         # long may hide older ends behind them, and those wait for the next interval.
-        page = await self._store.find_finished(FinishedQuery(filter=TaskFilter(), limit=LOOK))
-        return frozenset(
+        page = await self._store.find_finished(
+            FinishedQuery(filter=TaskFilter(), after=behind, limit=LOOK)
+        )
+        return [
             task.task_id
             for task in page.tasks
             if task.change is not None and task.change.at < before
-        )
+        ]
