@@ -195,6 +195,7 @@ async def test_compressed_bodies_are_read(web: httpx.AsyncClient, size: int) -> 
         (b"{}", "br", 415, "invalid_field"),
         (b"{}", "gzip, gzip", 415, "invalid_field"),
     ],
+    ids=["plain", "cut short", "followed", "endless", "unknown", "twice"],
 )
 async def test_body_that_unpacks_to_nonsense_is_refused(
     web: httpx.AsyncClient, body: bytes, encoding: str, status: int, reason: str
