@@ -3,6 +3,7 @@
 //! A handler ends an attempt by returning `Ok(value)` or an error: a [`HandlerError`] made by one
 //! of its functions, or any other error, which counts as retryable, as does a panic.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
 use std::fmt;
@@ -78,7 +79,9 @@ impl HandlerError {
 impl<E: StdError + Send + Sync + 'static> From<E> for HandlerError {
     fn from(error: E) -> Self {
         let mut message = error.to_string();
-        let mut cause = error.source();
+        // Our own errors say all that is for people in their message.
+        let is_ours = (&error as &dyn Any).is::<Error>();
+        let mut cause = if is_ours { None } else { error.source() };
         while let Some(inner) = cause {
             let text = inner.to_string();
             // Many errors already tell their cause.

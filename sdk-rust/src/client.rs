@@ -414,3 +414,7 @@ async fn within<T>(
         Err(_) => Err(Error::of(ErrorReason::WaitTimeout, text)),
     }
 }
+
+#[cfg(test)]
+#[path = "client_tests.rs"]
+mod tests;

@@ -151,17 +151,27 @@ impl Coalescer {
     }
 
     fn pump(self: &Arc<Self>) {
+        // Flights begin without the lock: one whose runtime is ending is over at once.
+        let flights = self.next_flights();
+        for (flight, batch) in flights {
+            self.caller.spawn(async move { flight.0.send(batch).await });
+        }
+    }
+
+    fn next_flights(self: &Arc<Self>) -> Vec<(Flight, Batch)> {
         let mut state = self.state();
         state.is_scheduled = false;
-        while state.in_flight < SUBMITS_IN_FLIGHT {
-            let Some(mut batch) = state.queue.pop_front() else { break };
+        let mut flights = Vec::new();
+        while state.in_flight < SUBMITS_IN_FLIGHT
+            && let Some(mut batch) = state.queue.pop_front()
+        {
             batch.entries.retain(|(member, _)| !member.is_gone());
             if !batch.entries.is_empty() {
                 state.in_flight += 1;
-                let flight = Flight(Arc::clone(self));
-                self.caller.spawn(async move { flight.0.send(batch).await });
+                flights.push((Flight(Arc::clone(self)), batch));
             }
         }
+        flights
     }
 
     /// Makes a request until none of its members is left.

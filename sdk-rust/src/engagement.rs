@@ -5,7 +5,7 @@
 //! worker; what has ended by the time a report is made is reported together. A handler cannot be
 //! killed while it computes, so its slot is taken until it has really ended.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use crate::payload::Codec;
 use crate::proto;
 use crate::proto::server_message::Message as Heard;
 use crate::reconnect::{Decision, Event, Moment, ReconnectPolicy, ReconnectSettings};
-use crate::session::{PROTOCOL_VERSION, Run, RunMap, Session, Stop};
+use crate::session::{PROTOCOL_VERSION, Run, Session, Stop};
 
 /// Tasks whose kind had no handler here, remembered so that the second time is the last.
 const UNKNOWN_MAX: usize = 1024;
@@ -91,7 +91,8 @@ pub(crate) struct Engagement {
     hooks: mpsc::UnboundedSender<Hook>,
     state: watch::Sender<State>,
     backlog: VecDeque<Arc<Run>>,
-    active: RunMap<AbortHandle>,
+    /// Tasks of the handlers that run, by the serial number of their run.
+    active: HashMap<u64, AbortHandle>,
     unknown: VecDeque<u64>,
     phase: Phase,
 }
@@ -138,7 +139,7 @@ impl Engagement {
             hooks,
             state,
             backlog: VecDeque::new(),
-            active: RunMap::new(),
+            active: HashMap::new(),
             unknown: VecDeque::new(),
             phase: Phase::Running,
         }
@@ -243,6 +244,8 @@ impl Engagement {
         let Some(outbox) = self.link.outbox() else { return };
         self.policy.decide(Event::Registered, now);
         let lost = self.session.registered(answer, outbox, now);
+        // Whoever hears of the connection finds the worker ready.
+        self.publish();
         let endpoint = self.link.endpoint();
         tracing::info!(endpoint, slots = answer.slots, "connected");
         if let Some(hook) = self.options.on_connect.clone() {
@@ -255,6 +258,7 @@ impl Engagement {
         let endpoint = self.link.endpoint();
         let was_registered = self.session.is_registered;
         self.session.broken();
+        self.publish();
         let event = match event {
             Event::Ended { code, not_leader, message } => {
                 let not_leader = not_leader || self.session.saw_not_leader;

@@ -6,14 +6,16 @@
 //! content type, so that the reader undoes what the writer did. Bytes that are not what they say
 //! are [`ErrorKind::Payload`](crate::ErrorKind::Payload); a worker fails such an attempt
 //! permanently, since no retry can change the bytes.
+//!
+//! [`Payload`] stands for any of these, where the type is not known beforehand.
 
 use std::any::{Any, TypeId, type_name};
 use std::fmt;
 use std::io::{Read, Write};
 use std::sync::Arc;
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::errors::{Error, ErrorKind, Result};
 
@@ -145,9 +147,7 @@ impl Codec for TransformingCodec {
         let mut unwrapped: Option<Vec<u8>> = None;
         for name in names.into_iter().rev() {
             let found = self.transforms.iter().find(|transform| transform.name() == name);
-            let transform = found.ok_or_else(|| {
-                payload_error(format!("payload needs transform {name:?}, which is not configured"))
-            })?;
+            let transform = found.ok_or_else(|| not_configured(name))?;
             unwrapped = Some(transform.unwrap(unwrapped.as_deref().unwrap_or(payload))?);
         }
         self.inner.decode(unwrapped.as_deref().unwrap_or(payload), plain_type, slot)
@@ -203,6 +203,10 @@ impl Transform for ZlibTransform {
     }
 }
 
+fn not_configured(transform: &str) -> Error {
+    payload_error(format!("payload needs transform {transform:?}, which is not configured"))
+}
+
 fn encode_with(
     value: Value<'_>,
     own_type: &str,
@@ -221,6 +225,9 @@ fn encode_with(
 }
 
 fn decode_known(payload: &[u8], content_type: &str, own_type: &str, slot: Slot<'_>) -> Result<()> {
+    if let Some((_, names)) = content_type.split_once(TRANSFORM_MARK) {
+        return Err(not_configured(names));
+    }
     let read = match slot {
         Slot::Bytes(bytes) => {
             bytes.extend_from_slice(payload);
@@ -249,7 +256,10 @@ fn decode_known(payload: &[u8], content_type: &str, own_type: &str, slot: Slot<'
             let erased = &mut <dyn erased_serde::Deserializer<'_>>::erase(&mut source);
             read(erased).map_err(|error| error.to_string())
         }
-        BYTES_TYPE => return Err(payload_error("payload is bytes, but another type is wanted")),
+        BYTES_TYPE => {
+            let erased = &mut <dyn erased_serde::Deserializer<'_>>::erase(RawBytes(payload));
+            read(erased).map_err(|error| error.to_string())
+        }
         _ => return Err(payload_error(format!("unknown content type {content_type:?}"))),
     };
     told.map_err(|error| payload_error(format!("payload does not fit in {media}: {error}")))
@@ -257,10 +267,14 @@ fn decode_known(payload: &[u8], content_type: &str, own_type: &str, slot: Slot<'
 
 /// Encodes a value; a `Vec<u8>` stays bytes.
 pub(crate) fn encode<T: Serialize + 'static>(codec: &dyn Codec, value: &T) -> Result<Encoded> {
-    let encoded = match (value as &dyn Any).downcast_ref::<Vec<u8>>() {
-        Some(bytes) => codec.encode(Value::Bytes(bytes)),
-        None => codec.encode(Value::Typed(value)),
-    }?;
+    let any: &dyn Any = value;
+    let encoded = if let Some(bytes) = any.downcast_ref::<Vec<u8>>() {
+        codec.encode(Value::Bytes(bytes))?
+    } else if let Some(payload) = any.downcast_ref::<Payload>() {
+        payload.encode(codec)?.map_or_else(|| codec.encode(Value::Typed(&())), Ok)?
+    } else {
+        codec.encode(Value::Typed(value))?
+    };
     if encoded.content_type.is_ascii() {
         Ok(encoded)
     } else {
@@ -295,7 +309,10 @@ pub(crate) fn decode<T: DeserializeOwned + 'static>(
     value.ok_or_else(|| payload_error("the codec read no value"))
 }
 
-/// What a task carries for its handler.
+/// Bytes or a value: what a task carries for its handler.
+///
+/// As a handler's or result's type it takes whatever there is: bytes as bytes, anything else as a
+/// [`serde_json::Value`]. What a handler returns as one is encoded as what it holds.
 #[derive(Clone, Default)]
 pub struct Payload(pub(crate) Content);
 
@@ -315,6 +332,9 @@ impl Payload {
         if let Some(bytes) = place.downcast_mut::<Option<Vec<u8>>>().and_then(Option::take) {
             return Self::bytes(bytes);
         }
+        if let Some(payload) = place.downcast_mut::<Option<Self>>().and_then(Option::take) {
+            return payload;
+        }
         held.map_or_else(Self::nothing, |value| Self(Content::Value(Arc::new(value))))
     }
 
@@ -330,7 +350,7 @@ impl Payload {
         Self(Content::Nothing)
     }
 
-    /// The bytes of a payload that a server told of, `None` for one made of a value.
+    /// The bytes; `None` if this is a value.
     #[must_use]
     pub fn as_bytes(&self) -> Option<&[u8]> {
         match &self.0 {
@@ -346,6 +366,77 @@ impl Payload {
             Content::Bytes(bytes) => codec.encode(Value::Bytes(bytes)).map(Some),
             Content::Value(value) => codec.encode(Value::Typed(value.as_ref())).map(Some),
         }
+    }
+}
+
+/// How a [`Payload`] asks for bytes; nothing else that is read is called so.
+const PAYLOAD_NAME: &str = "$cronoq::Payload";
+
+impl Serialize for Payload {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        match &self.0 {
+            Content::Nothing => serializer.serialize_unit(),
+            Content::Bytes(bytes) => serializer.serialize_bytes(bytes),
+            Content::Value(value) => erased_serde::serialize(value.as_ref(), serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Payload {
+    fn deserialize<D: Deserializer<'de>>(source: D) -> std::result::Result<Self, D::Error> {
+        source.deserialize_newtype_struct(PAYLOAD_NAME, PayloadVisitor)
+    }
+}
+
+struct PayloadVisitor;
+
+impl<'de> Visitor<'de> for PayloadVisitor {
+    type Value = Payload;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("bytes or a value")
+    }
+
+    fn visit_bytes<E>(self, bytes: &[u8]) -> std::result::Result<Payload, E> {
+        Ok(Payload::bytes(bytes.to_vec()))
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(
+        self,
+        source: D,
+    ) -> std::result::Result<Payload, D::Error> {
+        serde_json::Value::deserialize(source).map(Payload::new)
+    }
+}
+
+/// Bytes that only a [`Payload`] can take; a `Vec<u8>` does not come this way.
+struct RawBytes<'a>(&'a [u8]);
+
+impl<'de> Deserializer<'de> for RawBytes<'_> {
+    type Error = serde::de::value::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(
+        self,
+        _visitor: V,
+    ) -> std::result::Result<V::Value, Self::Error> {
+        Err(serde::de::Error::custom("payload is bytes, but another type is wanted"))
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> std::result::Result<V::Value, Self::Error> {
+        if name == PAYLOAD_NAME {
+            visitor.visit_bytes(self.0)
+        } else {
+            self.deserialize_any(visitor)
+        }
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option
+        unit unit_struct seq tuple tuple_struct map struct enum identifier ignored_any
     }
 }
 

@@ -63,7 +63,11 @@ fn bytes_that_do_not_fit_are_refused() {
         decode::<Order>(&JsonCodec, b"{}", "application/octet-stream"),
         decode::<Order>(&JsonCodec, b"\xff\xff", "application/msgpack"),
         decode::<Order>(&JsonCodec, b"{\"item\":\"x\",\"count\":1} more", ""),
-        decode::<Order>(&JsonCodec, b"{}", "application/json;transform=zlib"),
+        decode::<Order>(
+            &JsonCodec,
+            br#"{"item":"x","count":1}"#,
+            "application/json;transform=zlib",
+        ),
     ];
     for outcome in refused {
         assert_eq!(kind_of(outcome), Some(ErrorKind::Payload));
@@ -106,6 +110,8 @@ fn transforms_wrap_and_unwrap() {
     assert_eq!(read, text);
     let short = encode(&codec, &1).unwrap();
     assert_eq!(short.content_type, "application/json;transform=xor");
+    let wrapped = decode::<Vec<u8>>(&JsonCodec, &short.payload, &short.content_type);
+    assert_eq!(kind_of(wrapped), Some(ErrorKind::Payload));
 }
 
 /// Compressed payloads that are cut off, no zlib at all, or too long are refused (R18).
@@ -130,4 +136,23 @@ fn payloads_of_specs_tell_bytes_from_values() {
     assert_eq!(format!("{:?}", Payload::new("secret")), "Payload(value)");
     let encoded = Payload::new(order()).encode(&JsonCodec).unwrap().unwrap();
     assert_eq!(encoded.payload, br#"{"item":"bread","count":3}"#);
+}
+
+/// A payload takes whatever there is, and is encoded as what it holds.
+#[test]
+fn payloads_take_whatever_there_is() {
+    for codec in [&JsonCodec as &dyn Codec, &MsgpackCodec] {
+        for payload in [Payload::bytes(vec![0, 255]), Payload::new(order())] {
+            let encoded = encode(codec, &payload).unwrap();
+            let read: Payload = decode(codec, &encoded.payload, &encoded.content_type).unwrap();
+            assert_eq!(
+                serde_json::to_value(&read).unwrap(),
+                serde_json::to_value(&payload).unwrap()
+            );
+            assert_eq!(read.as_bytes().is_some(), payload.as_bytes().is_some());
+        }
+    }
+    assert_eq!(encode(&JsonCodec, &Payload::nothing()).unwrap().payload, b"null");
+    let nothing: Payload = decode(&JsonCodec, b"", "").unwrap();
+    assert_eq!(serde_json::to_value(nothing).unwrap(), serde_json::Value::Null);
 }

@@ -6,7 +6,7 @@
 //!
 //! Owned by one task, which also keeps time; handlers share with it only their [`Run`].
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -308,7 +308,7 @@ impl Session {
             self.sent.clear();
             return;
         }
-        for (_, sent) in self.sent.range(seen + 1..) {
+        for (_, sent) in self.sent.range(seen.saturating_add(1)..) {
             self.write(sent.message.clone());
         }
     }
@@ -602,9 +602,6 @@ impl Session {
 fn said(message: Said) -> proto::WorkerMessage {
     proto::WorkerMessage { message: Some(message) }
 }
-
-/// Runs by their serial number.
-pub(crate) type RunMap<T> = HashMap<u64, T>;
 
 #[cfg(test)]
 #[path = "session_tests.rs"]

@@ -409,3 +409,7 @@ async fn endpoint_in(
     });
     endpoint.await.ok()
 }
+
+#[cfg(test)]
+#[path = "testing_tests.rs"]
+mod tests;

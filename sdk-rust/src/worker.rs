@@ -227,8 +227,8 @@ impl Worker {
         }
     }
 
-    /// Runs until [`stop`](Self::stop) is called from elsewhere. Fails with [`ErrorKind::GaveUp`]
-    /// when a server's answer makes retries useless.
+    /// Runs until [`stop`](Self::stop) is called from elsewhere. Fails as [`ended`](Self::ended)
+    /// does.
     ///
     /// Dropping the future leaves the worker running, until it is stopped or dropped itself.
     pub async fn run(&self) -> Result<()> {
@@ -236,7 +236,9 @@ impl Worker {
         self.ended().await
     }
 
-    async fn ended(&self) -> Result<()> {
+    /// Waits until a started worker has ended: in order after a stop, or with
+    /// [`ErrorKind::GaveUp`] when a server's answer makes retries useless.
+    pub async fn ended(&self) -> Result<()> {
         let running = self.current()?;
         let state = running.until(|state| state.is_over || state.failure.is_some()).await;
         match state.and_then(|state| state.failure) {
@@ -308,3 +310,7 @@ fn default_name() -> String {
     let host = if host.trim().is_empty() { "worker" } else { host.trim() };
     format!("{host}:{}", std::process::id())
 }
+
+#[cfg(test)]
+#[path = "worker_tests.rs"]
+mod tests;
