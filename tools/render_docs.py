@@ -14,7 +14,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
+import typer
+
+import cronoq.cli.app
 from cronoq_server.api.errors import STATUSES
 from cronoq_server.api.metrics import FAMILIES
 from cronoq_server.config import Config, parse
@@ -334,8 +338,60 @@ def security() -> str:
     return security_page.page(MARK)
 
 
+def command_line() -> str:
+    """Return the page on the command `cronoq`."""
+    root: Any = typer.main.get_command(cronoq.cli.app.app)
+    lines = [
+        "# The command cronoq",
+        "",
+        MARK,
+        "",
+        "Comes with `pip install 'cronoq[cli]'`; what it says of itself with `--help`, on a page.",
+        "`--json`, `--endpoint`, `--token`, `--profile` and `--deadline` may stand anywhere.",
+        "",
+        "| exit code | meaning |",
+        "| --- | --- |",
+    ]
+    for line in (cronoq.cli.__doc__ or "").splitlines():
+        code, _, meaning = line.strip().partition("  ")
+        if code.isdecimal():
+            lines.append(f"| {code} | {meaning.strip()} |")
+    lines += ["", "## Options of every command", "", *_options(root)]
+    for path, command in _commands(root, "cronoq"):
+        arguments = [
+            one.name.upper() for one in command.params if one.param_type_name == "argument"
+        ]
+        usage = " ".join([path, *arguments])
+        lines += ["", f"## {path}", "", f"`{usage}`: {command.help}", "", *_options(command)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
+    for name, command in sorted(group.commands.items()):
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+def _options(command: Any) -> Iterator[str]:
+    rows = []
+    for one in command.params:
+        if one.name in ("help", "install_completion", "show_completion"):
+            continue
+        is_option = one.param_type_name == "option"
+        shown = (
+            ", ".join(f"`{name}`" for name in one.opts) if is_option else f"`{one.name.upper()}`"
+        )
+        text = (getattr(one, "help", None) or "").replace("|", "\\|") or one.name.replace("_", " ")
+        rows.append(f"| {shown} | {text} |")
+    if rows:
+        yield from ("| | |", "| --- | --- |", *rows)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/guide/security.md": security,
+    "docs/reference/cli.md": command_line,
     "docs/reference/configuration.md": configuration,
     "docs/reference/errors.md": errors,
     "docs/reference/http-api.md": lambda: http_reference.page(MARK),

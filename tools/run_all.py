@@ -96,7 +96,7 @@ PARTS = (
     tests("sharding", "tests/sharding"),
     tests("api", "tests/api"),
     tests("sim", "tests/sim"),
-    tests("sdk-python", "sdk-python/tests"),
+    tests("sdk-python", "sdk-python/tests", "tests/cli"),
     check("sdk-go", "just", "sdk-go"),
     check("sdk-typescript builds", "just", "sdk-typescript"),
     check("sdk-rust", "just", "sdk-rust"),

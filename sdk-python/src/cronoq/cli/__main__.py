@@ -1,0 +1,5 @@
+"""Runs the command as `python -m cronoq.cli`."""
+
+from . import main
+
+main()
