@@ -1,9 +1,14 @@
-"""A disk so small that a test can fill it, and make room again."""
+"""A disk so small that a test can fill it, and make room again; or a process that may not write.
+
+Only root may mount a disk. Where that cannot be had, a process of one's own can be forbidden to
+write to files: its system calls fail likewise, if with another number.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -43,6 +48,17 @@ class SmallDisk:
     def make_room(self) -> None:
         """Takes away what filled it."""
         self._balloon.unlink(missing_ok=True)
+
+
+def forbid_writing(pid: int) -> None:
+    """Every write of a process to a file fails from now on."""
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+
+def allow_writing(pid: int) -> None:
+    """It may write again."""
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, unlimited)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from tests.e2e.disk import allow_writing, forbid_writing
 from tests.e2e.load import Load
 from tests.e2e.place import PostgresPlace, SqlitePlace, Waits
 from tests.e2e.replicas import Group, ReplicaProcess
@@ -170,16 +171,24 @@ async def turn_read_only(scene: Scene) -> None:
 
 async def fill_disk(scene: Scene) -> None:
     """No room for another row, until there is."""
-    disk = scene.place.disk
-    assert disk is not None
     leader = await scene.group.leader()
     late = leader.times("store_late")
-    await asyncio.to_thread(disk.fill)
+    disk = scene.place.disk
+    pids = [server.pid for server in scene.group.servers]
     try:
+        if disk is not None:
+            await asyncio.to_thread(disk.fill)
+        else:
+            for pid in pids:
+                forbid_writing(pid)
         await leader.until(lambda server: server.times("store_late") > late)
         await asyncio.sleep(scene.waits.hold)
     finally:
-        await asyncio.to_thread(disk.make_room)
+        if disk is not None:
+            await asyncio.to_thread(disk.make_room)
+        else:
+            for pid in pids:
+                allow_writing(pid)
 
 
 async def lose_commit(scene: Scene) -> None:
