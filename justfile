@@ -76,9 +76,11 @@ sdk-go:
     cd sdk-go/cronoqotel && go vet ./... && go test -timeout 300s ./...
     cd conformance/participants/go && go vet ./...
 
-# Compile the TypeScript code
+# Check, build and test the TypeScript SDK (its tests are compiled, which checks all types)
+[no-exit-message]
 sdk-typescript:
-    cd sdk-typescript && npm ci --no-audit --no-fund && npx tsc --noEmit
+    cd sdk-typescript && npm ci --no-audit --no-fund && npm run --silent lint
+    cd sdk-typescript && npm run --silent build && npm run --silent test
 
 # Check, test and document the Rust SDK
 [no-exit-message]

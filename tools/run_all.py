@@ -98,7 +98,7 @@ PARTS = (
     tests("sim", "tests/sim"),
     tests("sdk-python", "sdk-python/tests", "tests/cli"),
     check("sdk-go", "just", "sdk-go"),
-    check("sdk-typescript builds", "just", "sdk-typescript"),
+    check("sdk-typescript", "just", "sdk-typescript"),
     check("sdk-rust", "just", "sdk-rust"),
     tests("console", "tests/console"),
     tests("bench", "tests/bench"),

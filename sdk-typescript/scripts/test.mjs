@@ -21,7 +21,13 @@ if (environment.CRONOQ_SERVER === undefined && existsSync(server)) {
     environment.CRONOQ_SERVER = server;
 }
 // Warnings are errors.
-const args = ["--throw-deprecation", "--enable-source-maps", "--test", "--test-reporter=spec", "--test-concurrency=2"];
+const args = [
+    "--throw-deprecation",
+    "--enable-source-maps",
+    "--test",
+    "--test-reporter=spec",
+    "--test-concurrency=2",
+];
 const run = spawnSync(process.execPath, [...args, ...files], {
     cwd: root,
     env: environment,

@@ -338,6 +338,13 @@ export class SubmitCoalescer {
         this.#knowsMany = false;
         return false;
       }
+      if (error instanceof DeadlineError && this.#trouble !== undefined) {
+        // What stood in the way says more than that the time is up.
+        for (const member of batch.members.splice(0)) {
+          this.forget(member, this.#expired());
+        }
+        return true;
+      }
       this.#trouble = error;
       batch.members = batch.members.filter((member) => this.#keeps(member, error));
       return true;

@@ -19,6 +19,7 @@ const NEVER_SENT = [
   "name resolution failed",
   "channel closed before call started",
   "econnrefused",
+  "stream refused by server", // By HTTP/2, a stream that is refused was not looked at.
 ];
 
 /** What a status is made of, whoever tells it. */

@@ -204,7 +204,8 @@ export interface TestServer extends AsyncDisposable {
 export async function startTestServer(options: TestServerOptions = {}): Promise<TestServer> {
   const command = options.command ?? process.env["CRONOQ_SERVER"] ?? "cronoq-server";
   const args = ["--test-clock", "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"];
-  const { CRONOQ_SERVER: _, ...env } = process.env; // The server would take it for a setting.
+  const env = { ...process.env };
+  delete env["CRONOQ_SERVER"]; // The server would take it for a setting.
   const child = spawn(command, [...args, ...(options.args ?? [])], {
     env,
     stdio: ["ignore", "pipe", "pipe"],

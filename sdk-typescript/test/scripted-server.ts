@@ -325,7 +325,7 @@ export class ScriptedServer {
       "grpc.max_receive_message_length": -1,
       "grpc.max_send_message_length": -1,
       "grpc.so_reuseport": 0,
-    } as Record<string, number>);
+    });
     this.#server = server;
     for (const service of [TasksService, AdminService, WorkersService]) {
       server.addService(service, this.#implementation(service));
@@ -363,11 +363,13 @@ export class ScriptedServer {
   }
 
   /** Sets the answer to a method, by its name. */
+  // eslint-disable-next-line @typescript-eslint/no-unnecessary-type-parameters -- says what comes
   on<Request>(method: string, answer: (request: Request) => unknown): void {
-    this.answers.set(method, answer as Answer);
+    this.answers.set(method, answer);
   }
 
   /** The requests of one method so far. */
+
   requests<Request>(method: string): Request[] {
     return this.calls
       .filter((call) => call.method === method)

@@ -30,7 +30,7 @@ serveThread(
         for (;;);
       case "exit":
         process.exit(0);
-      // eslint-disable-next-line no-fallthrough -- the process has exited
+
       default:
         throw new TypeError("bad");
     }

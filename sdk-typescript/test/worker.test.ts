@@ -6,7 +6,7 @@ import { afterEach, beforeEach, describe, it } from "node:test";
 import { status as Code } from "@grpc/grpc-js";
 
 import { Priority as WirePriority } from "../src/gen/cronoq/v1/task.js";
-import { type Fail, type GetOutputRequest, type Report } from "../src/gen/cronoq/v1/workers.js";
+import type { Fail, GetOutputRequest, Report } from "../src/gen/cronoq/v1/workers.js";
 import {
   type Attempt,
   BYTES,
