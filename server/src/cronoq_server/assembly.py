@@ -38,9 +38,6 @@ from cronoq_server.stores.base import Leadership, Store
 from cronoq_server.stores.pg_session import PostgresSettings
 from cronoq_server.stores.sqlite_file import SqliteSettings
 
-BATCHED_MESSAGES = 2
-"""Payloads and outputs in one commit, in messages of the largest size: it delays all behind it."""
-
 
 def nanoseconds(seconds: float) -> Duration:
     """Seconds of the configuration in the engine's unit."""
@@ -280,7 +277,8 @@ def driver_settings(config: Config) -> DriverSettings:
         commit_timeout=nanoseconds(config.store.commit_timeout_s),
         retention=nanoseconds(config.store.retention_s),
         batch_mutations_max=limits.max_batch_mutations,
-        batch_bytes_max=BATCHED_MESSAGES * limits.max_message_bytes,
+        # A commit delays all behind it, heartbeats' answers too: one of the largest tasks fills it.
+        batch_bytes_max=limits.max_message_bytes,
         queued_max=limits.max_queued_reports,
         watch_buffer=limits.watch_buffer,
     )
