@@ -231,6 +231,28 @@ async def test_results_of_many_come_as_they_come(web: httpx.AsyncClient) -> None
     assert open_
 
 
+async def test_line_breaks_of_others_break_no_line(edge: Edge, web: httpx.AsyncClient) -> None:
+    """JSON with line breaks between its tokens stays within its event, and within its line."""
+    task_id = await submit(web)
+    worker = await edge.worker()
+    (lease,) = await worker.leases(1)
+    pretty = b'{\r\n"a":\n\n1.50}'
+    progress = {"lease": lease.lease, "progress": {"data": pretty}}
+    beat = {"leases": [lease.lease], "progress": [progress], "number": 1}
+    await worker.say(heartbeats={**beat, "last_lease": lease.lease})
+    async with watching(web, f"id={task_id}") as watch:
+        complete = {"lease": lease.lease, "output": pretty, "content_type": "application/json"}
+        await worker.say(reports={"number": 1, "reports": [{"complete": complete}]})
+        event = await watch.status()
+        assert (event.kind, event.told["status"]) == ("status", "succeeded")
+        assert event.told["progress"]["data"] == {"a": 1.5}
+    (line,) = (await web.post("/v1/waits", json={"ids": [task_id]})).text.splitlines()
+    assert json.loads(line)["result"]["output"] == {"a": 1.5}
+    shown = await web.get(f"/v1/tasks/{task_id}/wait")
+    assert pretty in shown.content
+    await worker.close()
+
+
 async def test_wait_for_many_is_refused_for_what_it_says(web: httpx.AsyncClient) -> None:
     """Ids that are none are refused before anything is waited for; nothing to wait for is done."""
     assert refused(await web.post("/v1/waits", json={"ids": ["1", "0"]}))[2] == "ids[1]"

@@ -101,7 +101,8 @@ def guess(content: bytes) -> Form:
 def _json(content: bytes) -> Raw | None:
     try:
         content.decode()
-        msgspec.json.decode(content)
+        # Told apart without being built: that is checked as strictly, and takes a tenth of it.
+        msgspec.json.decode(content, type=Raw)
     except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         return None
     return Raw(content)

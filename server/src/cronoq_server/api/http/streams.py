@@ -143,12 +143,20 @@ class StreamRoutes:
                             for one in results.results
                         ]
                         lines += [writing.wait_error(*late) for late in results.refusals]
-                        await write(msgspec.json.Encoder().encode_lines(lines))
+                        await write(b"".join(one_line(line) + b"\n" for line in lines))
                 except Refused as refused:
                     line = responses.WaitLine(error=writing.error_body(refused.refusal))
-                    await write(msgspec.json.encode(line) + b"\n")
+                    await write(one_line(line) + b"\n")
 
         return Stream(LINES, produce)
+
+
+def one_line(value: responses.Answer) -> bytes:
+    """A value in JSON without any line break: values of others may hold some between tokens."""
+    told = msgspec.json.encode(value)
+    if b"\n" in told or b"\r" in told:
+        return msgspec.json.format(told, indent=-1)
+    return told
 
 
 def read_cursor(text: str, field: str) -> bytes:
@@ -176,12 +184,12 @@ def sse(batch: WatchBatch) -> bytes:
         return f"event: bookmark\nid: {cursor_text(batch.cursor)}\ndata: {{}}\n\n".encode()
     parts = []
     for change, after in batch.events:
-        told = msgspec.json.encode(writing.event(change))
+        told = one_line(writing.event(change))
         parts.append(b"event: status\nid: %s\ndata: %s\n\n" % (cursor_text(after).encode(), told))
     return b"".join(parts)
 
 
 def sse_error(refusal: Refusal) -> bytes:
     """The last event of a stream that this side ends."""
-    told = msgspec.json.encode(responses.Error(error=writing.error_body(refusal)))
+    told = one_line(responses.Error(error=writing.error_body(refusal)))
     return b"event: error\ndata: %s\n\n" % told
