@@ -9,15 +9,18 @@ Three parts, one after the other on the same server:
     submits   single submit calls by many callers at once, for a pool that nobody works for, and
               once more for one with workers
 
-With --sweep the first part alone, for one batch size after another: saved for the documentation,
-with a picture.
+With --sweep the first part alone, for one batch size after another; with --by-backlog the first
+part beside ever more tasks that wait, up to --pending. Both are saved for the documentation, with a
+picture. `--store postgres` starts a database of its own, with default fsync.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
+import json
 import os
 import statistics
 import tempfile
@@ -32,7 +35,9 @@ from tests.bench import picture
 from tests.bench.environment import RESULTS, describe, print_result, quantile, save
 from tests.bench.processes import System, cpu_seconds, resident_mb, running
 from tests.bench.worker import MARK_BYTES, mark, stamp
+from tests.stores.pg import running_cluster
 
+STORES = ("memory", "sqlite", "postgres")
 SHARE_TASKS = 5_000
 """Tasks of one submit_many with its wait_many."""
 SHARES_AT_ONCE = 3
@@ -44,6 +49,8 @@ SWEEP_SIZES = (1, 3, 10, 30, 100, 300, 1000)
 SWEEP_TASKS_PER_SIZE = 300
 SWEEP_TASKS_MIN = 3_000
 SWEEP = "throughput-by-batch"
+BACKLOGS = (1_000, 10_000, 100_000, 1_000_000)
+BY_BACKLOG = "cost-by-backlog"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,12 +106,12 @@ async def run_tasks(client: cronoq.Client, count: int, payload_bytes: int) -> fl
     return time.perf_counter() - begun
 
 
-async def fill_up(system: System, options: Options) -> None:
+async def fill_up(system: System, start: int, end: int, payload_bytes: int) -> None:
     """Hands in tasks that stay, since nobody works for their pool."""
     async with cronoq.Client(system.address) as client:
-        for first in range(0, options.pending, SHARE_TASKS):
-            count = min(SHARE_TASKS, options.pending - first)
-            await client.submit_many(_specs(first, count, options.payload, "quiet"))
+        for first in range(start, end, SHARE_TASKS):
+            count = min(SHARE_TASKS, end - first)
+            await client.submit_many(_specs(first, count, payload_bytes, "quiet"))
 
 
 async def measure_tasks(system: System, options: Options) -> dict[str, Any]:
@@ -176,7 +183,7 @@ def _percentiles(name: str, milliseconds: list[float]) -> dict[str, float]:
 
 async def measure(system: System, options: Options) -> dict[str, Any]:
     """All three parts."""
-    await fill_up(system, options)
+    await fill_up(system, 0, options.pending, options.payload)
     tasks = await measure_tasks(system, options)
     idle = await measure_idle(system, options.idle_tasks)
     quiet = await measure_submits(system, "quiet", options)
@@ -204,10 +211,25 @@ async def sweep(system: System, options: Options) -> list[dict[str, int]]:
     return rows
 
 
+async def by_backlog(system: System, options: Options) -> list[dict[str, float]]:
+    """The first part beside one backlog after the other."""
+    rows: list[dict[str, float]] = []
+    there = 0
+    for backlog in BACKLOGS:
+        if backlog > options.pending:
+            break
+        await fill_up(system, there, backlog, options.payload)
+        there = backlog
+        found = await measure_tasks(system, options)
+        row = {"pending": backlog, "tasks_per_s": found["tasks_per_s"]}
+        rows.append(row | {"server_us_per_task": round(found["server_cpu_s_per_1000"] * 1000, 1)})
+    return rows
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the benchmark and prints what it found."""
     parser = argparse.ArgumentParser(prog="./justw bench e2e", description=__doc__)
-    parser.add_argument("--store", default="memory", help="memory, sqlite, or as the server has it")
+    parser.add_argument("--store", default="memory", choices=STORES)
     parser.add_argument("--tasks", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3, help="of that many tasks")
     parser.add_argument("--workers", type=int, default=2, help="worker processes")
@@ -216,6 +238,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--idle-tasks", type=int, default=300, help="tasks on the idle system")
     parser.add_argument("--pending", type=int, default=0, help="tasks that wait all the while")
     parser.add_argument("--sweep", action="store_true", help="by batch size, with a picture")
+    parser.add_argument("--by-backlog", action="store_true", help="by backlog, with a picture")
     parser.add_argument("--save", action="store_true", help="for the documentation")
     parser.add_argument("--json", action="store_true", help="JSON, also on a terminal")
     given = parser.parse_args(arguments)
@@ -223,23 +246,68 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"--payload: at least {MARK_BYTES}")
     names = (field.name for field in dataclasses.fields(Options))
     options = Options(**{name: getattr(given, name) for name in names})
-    result = {**describe("e2e sweep" if given.sweep else "e2e"), **dataclasses.asdict(options)}
-    with (
-        tempfile.TemporaryDirectory(prefix="cronoq-bench-") as folder,
-        running(Path(folder), options.store, options.workers, options.slots) as system,
-    ):
+    name = "e2e sweep" if given.sweep else "e2e backlog" if given.by_backlog else "e2e"
+    result = {**describe(name), **dataclasses.asdict(options)}
+    with contextlib.ExitStack() as stack:
+        store = options.store
+        if store == "postgres":
+            cluster = stack.enter_context(running_cluster(fsync=True))
+            store = cluster.url
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cronoq-bench-"))
+        system = stack.enter_context(running(Path(folder), store, options.workers, options.slots))
         if given.sweep:
             result["rows"] = asyncio.run(sweep(system, options))
+        elif given.by_backlog:
+            result["rows"] = asyncio.run(by_backlog(system, options))
         else:
             result |= asyncio.run(measure(system, options))
     if given.sweep:
-        save(result, SWEEP)
-        picture.draw(result, RESULTS / f"{SWEEP}.png")
+        save(result, f"{SWEEP}-{options.store}")
+        draw_sweeps()
+    elif given.by_backlog:
+        save(result, f"{BY_BACKLOG}-{options.store}")
+        draw_backlogs()
     elif given.save:
         part = "-with-backlog" if options.pending else ""
-        save(result, f"e2e-{options.store.partition(':')[0]}{part}")
+        save(result, f"e2e-{options.store}{part}")
     print_result(result, _table(result), as_json=given.json)
     return 0
+
+
+def saved(name: str) -> list[dict[str, Any]]:
+    """The saved results of a kind, one for each store that has one."""
+    paths = (RESULTS / f"{name}-{store}.json" for store in STORES)
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+
+def _line(result: dict[str, Any], place: str, value: str) -> picture.Line:
+    rows = result["rows"]
+    return picture.Line(result["store"], [row[place] for row in rows], [row[value] for row in rows])
+
+
+def draw_sweeps() -> None:
+    """Draws what was saved of throughput by batch size."""
+    lines = [_line(result, "batch", "tasks_per_s") for result in saved(SWEEP)]
+    axes = picture.Axes("tasks in one request", "tasks/s, submitted to result", True, lines)
+    picture.draw("Throughput by batch size", [axes], RESULTS / f"{SWEEP}.png")
+
+
+def draw_backlogs() -> None:
+    """Draws what was saved of cost by backlog."""
+    results = saved(BY_BACKLOG)
+    parts = [
+        picture.Axes(
+            "other tasks that wait",
+            text,
+            True,
+            [_line(result, "pending", value) for result in results],
+        )
+        for value, text in (
+            ("tasks_per_s", "tasks/s, submitted to result"),
+            ("server_us_per_task", "server's processor time for a task, µs"),
+        )
+    ]
+    picture.draw("Cost by backlog", parts, RESULTS / f"{BY_BACKLOG}.png")
 
 
 def _table(result: dict[str, Any]) -> list[tuple[str, ...]]:

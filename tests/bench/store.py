@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import sys
 import tempfile
@@ -35,7 +36,8 @@ from cronoq_server.stores import StoreSettings, open_store
 from cronoq_server.stores.base import Batch, Leadership, Store, TimeBase
 from cronoq_server.stores.pg_session import PostgresSettings
 from cronoq_server.stores.sqlite_file import SqliteSettings
-from tests.bench.environment import describe, print_result, save
+from tests.bench import picture
+from tests.bench.environment import RESULTS, describe, print_result, save
 from tests.bench.layouts import LAYOUTS, measure
 from tests.bench.processes import TICKS_PER_S
 from tests.stores.pg import running_cluster
@@ -256,6 +258,27 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def draw_churn() -> None:
+    """Draws what was saved of every store: size and processor time over the lives."""
+    paths = [RESULTS / f"churn-{store}.json" for store in ("sqlite", "postgres")]
+    results = [json.loads(path.read_text()) for path in paths if path.exists()]
+    parts = [
+        picture.Axes("million lives", text, False, [_line(result, what) for result in results])
+        for what, text in (("mb", "tables and indexes, MB"), ("us", "processor time of a life, µs"))
+    ]
+    picture.draw("Churn at a retention of minutes", parts, RESULTS / "churn.png")
+
+
+def _line(result: dict[str, Any], what: str) -> picture.Line:
+    reports = result["churn"]
+    each = result["churned"] / len(reports) / 1e6
+    values = [
+        row["mb"] if what == "mb" else row["own_us_per_life"] + row["server_us_per_life"]
+        for row in reports
+    ]
+    return picture.Line(result["store"], [each * n for n in range(1, len(reports) + 1)], values)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs from the command line."""
     parser = argparse.ArgumentParser(prog="./justw bench store", description=__doc__)
@@ -277,6 +300,7 @@ def main(arguments: Sequence[str]) -> int:
     result = asyncio.run(run(options))
     if options.save:
         save(result, f"churn-{options.store}")
+        draw_churn()
     measured = result["layouts"] if options.layouts else result["lives"]
     rows: list[tuple[str, ...]] = [tuple(measured[0])]
     rows += [tuple(str(value) for value in row.values()) for row in measured]
