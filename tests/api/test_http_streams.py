@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from cronoq_server.api.http import streams
 from cronoq_server.config import parse
 from cronoq_server.runtime import watch_stream
 from tests.api.conftest import ANY_PORT, Edge
@@ -275,3 +276,16 @@ async def test_revoked_credential_ends_its_watch(serve: Serve) -> None:
         assert await watch.ended()
         refusal = await web.get("/v1/watch")
         assert refusal.status_code == 401
+
+
+def test_pieces_are_few_and_not_long() -> None:
+    """Small parts travel together, large ones alone; nothing is lost or moved."""
+    parts = [b"a" * 10, b"b" * streams.PIECE_BYTES, b"c", b"d" * (streams.PIECE_BYTES - 1), b"e"]
+    made = list(streams.pieces(parts))
+    assert b"".join(made) == b"".join(parts)
+    assert [len(piece) for piece in made] == [
+        10 + streams.PIECE_BYTES,
+        streams.PIECE_BYTES,
+        1,
+    ]
+    assert list(streams.pieces([])) == []

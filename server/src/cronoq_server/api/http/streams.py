@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -24,12 +24,13 @@ from cronoq_server.api.http.requests import NoQuery, WaitOrder, WatchQuery
 from cronoq_server.api.http.routes import Call
 from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
-from cronoq_server.engine import ErrorReason, Refusal
+from cronoq_server.engine import ErrorReason, Refusal, Results
 from cronoq_server.runtime.refusals import Refused
 from cronoq_server.runtime.watchers import WatchBatch, WatchFilter
 
 EVENTS: Final = "text/event-stream"
 LINES: Final = "application/x-ndjson"
+PIECE_BYTES: Final = 64 * 1024
 CURSOR_MAX: Final = 12_288
 ENDS_STREAM: Final = (ErrorReason.CURSOR_UNKNOWN, ErrorReason.WATCH_TOO_SLOW)
 
@@ -138,17 +139,38 @@ class StreamRoutes:
             async with aclosing(ends) as stream:
                 try:
                     async for results in stream:
-                        lines = [
-                            responses.WaitLine(result=writing.result(one, with_output=outputs))
-                            for one in results.results
-                        ]
-                        lines += [writing.wait_error(*late) for late in results.refusals]
-                        await write(b"".join(one_line(line) + b"\n" for line in lines))
+                        for piece in pieces(_lines(results, outputs=outputs)):
+                            await write(piece)
                 except Refused as refused:
                     line = responses.WaitLine(error=writing.error_body(refused.refusal))
                     await write(one_line(line) + b"\n")
 
         return Stream(LINES, produce)
+
+
+def _lines(results: Results, *, outputs: bool) -> Iterator[bytes]:
+    for one in results.results:
+        told = responses.WaitLine(result=writing.result(one, with_output=outputs))
+        yield one_line(told) + b"\n"
+    for ref, refusal in results.refusals:
+        yield one_line(writing.wait_error(ref, refusal)) + b"\n"
+
+
+def pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Joins parts into few writes, none of which is much longer than it has to be.
+
+    What is told at once may be hundreds of megabytes; only as much is made of it as is read.
+    """
+    held: list[bytes] = []
+    size = 0
+    for part in parts:
+        held.append(part)
+        size += len(part)
+        if size >= PIECE_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+    if held:
+        yield b"".join(held)
 
 
 def one_line(value: responses.Answer) -> bytes:
