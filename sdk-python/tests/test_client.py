@@ -40,6 +40,7 @@ from cronoq.errors import (
     PayloadError,
     QueueFullError,
     RateLimitedError,
+    StoppingError,
     TaskUnknownError,
     TooLargeError,
     UnavailableError,
@@ -1042,6 +1043,6 @@ async def test_an_old_server_is_watched_event_by_event(
 def test_a_standby_is_asked_again_soon() -> None:
     """However often it says that it does not lead: nothing was executed, and nobody overloaded."""
     delays = BackoffSeries(ClientOptions())
-    not_leader = NotLeaderError("not the leader")
-    assert max(delays.next_delay(not_leader) for _ in range(100)) <= 0.4
+    for error in (NotLeaderError("not the leader"), StoppingError("shutting down")):
+        assert max(delays.next_delay(error) for _ in range(100)) <= 0.4
     assert max(delays.next_delay(UnavailableError("gone")) for _ in range(100)) > 0.4

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ._proto import task_pb2, tasks_pb2, workers_pb2
 from ._transport import Connection, Method
-from .errors import CronoqError, DeadlineError, NotLeaderError, UnavailableError
+from .errors import CronoqError, DeadlineError, NotLeaderError, StoppingError, UnavailableError
 from .options import ClientOptions, seconds
 
 Response = TypeVar("Response")
@@ -36,8 +36,8 @@ GET_OUTPUT = Method("Workers", "GetOutput", workers_pb2.Output)
 # A call with less time left than this is not made again, seconds.
 LAST_TRY_S = 0.01
 
-# As if so many calls had failed in a row, at most, when the answer was that somebody else leads:
-# where nothing was executed nothing is overloaded, and the leader is one connection away.
+# As if so many calls had failed in a row, at most, when the answer was that somebody else leads or
+# will: where nothing was executed nothing is overloaded, and the leader is one connection away.
 NOT_LEADER_FAILURES = 2
 
 
@@ -51,7 +51,7 @@ class BackoffSeries:
 
     def next_delay(self, error: CronoqError | None = None) -> float:
         """Returns the next delay in seconds, after a call that failed with this if it did."""
-        if isinstance(error, NotLeaderError):
+        if isinstance(error, NotLeaderError | StoppingError):
             self._failures = min(self._failures, NOT_LEADER_FAILURES)
         bound = min(self._maximum, self._initial * 2.0 ** min(self._failures, 64))
         self._failures += 1

@@ -29,7 +29,14 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from ._endpoint import Endpoint
-from .errors import CronoqError, ErrorReason, NotLeaderError, UnavailableError, error_for
+from .errors import (
+    CronoqError,
+    ErrorReason,
+    NotLeaderError,
+    StoppingError,
+    UnavailableError,
+    error_for,
+)
 from .options import ConnectOptions, TlsOptions, seconds
 
 SHARD_ENDPOINT_KEY = "cronoq-shard-endpoint"
@@ -226,7 +233,7 @@ class Channel:
 
     def _failed(self, call: Any) -> CronoqError:
         error = call_error(call)
-        if isinstance(error, NotLeaderError):
+        if isinstance(error, NotLeaderError | StoppingError):
             self.on_not_leader(self)
         return error
 

@@ -1,21 +1,30 @@
-"""Decides how a handler is run without a server: for the tests of those who write handlers.
+"""Decides how a handler is run without a server, and a server on a clock that a test moves.
 
 The handler is called just as a worker would call it: its signature is read, the payload goes
-through the codec, and its end becomes an outcome.
+through the codec, and its end becomes an outcome. The server is the program `cronoq-server`, in
+memory, on a free port.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import contextlib
+import os
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ._calls import Caller
+from ._endpoint import parse_configured
 from ._handlers import AnyHandler, Handler
 from ._outcome import Cancelled, Completed, Failed, Nacked, Outcome
 from ._payload import Codec, JsonCodec
-from ._proto import workers_pb2
+from ._proto import task_pb2, testing_pb2, workers_pb2
 from ._session import Run
+from ._transport import Connection, Method
 from .attempt import Attempt
+from .options import ClientOptions, Seconds, seconds
 from .spec import NO_PAYLOAD
 from .views import Progress
 
@@ -150,3 +159,109 @@ def run_handler_blocking(
     used = codec or JsonCodec()
     prepared, attempt, run = _prepare(handler, payload, used, outputs, on_progress, fields)
     return _told(prepared.run_blocking(attempt, run), used)
+
+
+_SERVING = "serving gRPC on "
+_ADVANCE = Method("Testing", "Advance", task_pb2.Empty)
+_SETTLE = Method("Testing", "Settle", task_pb2.Empty)
+# To advance is to do everything that falls due on the way.
+_ADVANCE_TIMEOUT_S = 300.0
+
+
+class TestServer:
+    """A server in memory whose time stands still until it is moved; see `start_test_server`.
+
+    Attributes:
+        endpoint: Where it listens, for clients and workers.
+    """
+
+    __test__ = False  # pytest: this is no test.
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        options = ClientOptions(endpoint=endpoint)
+        self._connection = Connection(options, parse_configured(endpoint, tls=False))
+        self._caller = Caller(options, self._connection)
+
+    async def advance(self, by: Seconds) -> None:
+        """Moves its clock forward and returns when all that fell due has been done.
+
+        Args:
+            by: How far, seconds or a timedelta.
+
+        Raises:
+            ValueError: It would go back.
+        """
+        if seconds(by) < 0:
+            raise ValueError("advance: time goes forward only")
+        await self._call(_ADVANCE, testing_pb2.AdvanceRequest(seconds=seconds(by)))
+
+    async def settle(self) -> None:
+        """Returns when everything that is due has been done."""
+        await self._call(_SETTLE, task_pb2.Empty())
+
+    async def _call(self, method: Method[task_pb2.Empty], request: Any) -> None:
+        ends_at = asyncio.get_running_loop().time() + _ADVANCE_TIMEOUT_S
+        await self._caller.call(method, request, idempotent=False, ends_at=ends_at)
+
+    def close(self) -> None:
+        """Closes the connection to it."""
+        self._connection.close()
+
+
+@contextlib.asynccontextmanager
+async def start_test_server(
+    *, command: str | None = None, args: Sequence[str] = ()
+) -> AsyncIterator[TestServer]:
+    """Starts `cronoq-server --test-clock` on a free port of this machine, for a `with` block.
+
+    Args:
+        command: The program; CRONOQ_SERVER of the environment, or `cronoq-server`, when None.
+        args: More arguments, such as `--config` and a path.
+
+    Raises:
+        OSError: The program cannot be started.
+        RuntimeError: It ended before it served; has what it said.
+    """
+    program = command or os.environ.get("CRONOQ_SERVER") or "cronoq-server"
+    fixed = ("--test-clock", "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0")
+    # The server would take that variable for a setting.
+    environment = {name: value for name, value in os.environ.items() if name != "CRONOQ_SERVER"}
+    process = await asyncio.create_subprocess_exec(
+        program, *fixed, *args, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=environment
+    )
+    said: list[str] = []
+    reading = asyncio.ensure_future(_read_all(process.stderr, said))
+    try:
+        server = TestServer(await _serving_endpoint(process, reading, said))
+        try:
+            yield server
+        finally:
+            server.close()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        await process.wait()
+        await reading
+
+
+async def _serving_endpoint(
+    process: Process, reading: asyncio.Future[None], said: list[str]
+) -> str:
+    assert process.stdout is not None
+    async for line in process.stdout:
+        text = line.decode(errors="replace").strip()
+        if text.startswith(_SERVING):
+            return text.removeprefix(_SERVING)
+        said.append(text)
+    await reading
+    raise RuntimeError("the server ended before it served:\n" + "\n".join(said))
+
+
+async def _read_all(source: asyncio.StreamReader | None, said: list[str]) -> None:
+    """Reads to the end, so that the server is not held up; keeps the beginning."""
+    assert source is not None
+    async for line in source:
+        if len(said) < 100:
+            said.append(line.decode(errors="replace").rstrip())
