@@ -328,6 +328,29 @@ async def test_slow_body_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPat
     assert await line.ended() == b""
 
 
+async def test_bodies_that_are_arriving_have_a_bound_together(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is held of bodies never exceeds the bound; who is too much comes later, and can."""
+    stage.lead()
+    stage.front.body_bytes_max = 60_000
+    monkeypatch.setattr(front, "HELD_BYTES_MAX", 100_000)
+    slow = await stage.line()
+    slow.send("POST", "/a", None, content_length="60000")
+    slow.writer.write(b"x" * 59_999)
+    await until(lambda: stage.front.held_bytes == 59_999)
+    for body, status in ((b"y" * 40_001, 200), (b"y" * 40_002, 429)):
+        line = await stage.line()
+        line.send("POST", "/a", body)
+        answer = await line.answer()
+        assert answer.status == status
+        line.close()
+    assert answer.reason == "too_many_requests"
+    slow.writer.write(b"x")
+    assert (await slow.answer()).body == b"x" * 60_000
+    assert stage.front.held_bytes == 0
+
+
 async def test_connection_that_says_nothing_makes_room(stage: Stage) -> None:
     """At the bound the longest silent connection is closed for a new one, busy ones never."""
     stage.lead()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def commands(page: str) -> list[list[str]]:
     return found
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 @pytest.mark.parametrize(("page", "count"), [("README.md", 3), ("docs/getting-started.md", 9)])
 async def test_documented_calls_work(edge: Edge, page: str, count: int) -> None:
     """Each call gets an answer that is no refusal, one after the other on one server."""

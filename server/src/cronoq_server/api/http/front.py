@@ -45,6 +45,12 @@ HEADERS: Final = "cronoq.headers"
 BODY_TIMEOUT_S: Final = 30.0
 """How long a body may take to arrive."""
 
+HELD_BYTES_MAX: Final = 256 * MIB
+"""How much of all bodies that are arriving is held; whoever brings more is to come later."""
+
+TOO_MUCH_HELD: Final = Refusal(
+    ErrorReason.TOO_MANY_REQUESTS, "the server is being sent too much at this moment"
+)
 CLOSE: Final = (b"connection", b"close")
 PROBES: Final = ("/healthz", "/readyz")
 METRICS: Final = "/metrics"
@@ -97,6 +103,7 @@ class Front:
             is asked who they are, a page in a browser could otherwise reach it under a name of
             its own.
         is_open: Paths that are served whatever the role.
+        held_bytes: How much of bodies that are arriving is held.
         holding: Keeps streams for as long as their credential is good.
     """
 
@@ -115,6 +122,7 @@ class Front:
         self.only_local: Callable[[], bool] = lambda: True
         self.is_public: Callable[[str], bool] = lambda _: False
         self.holding: Holding = holding_nothing
+        self.held_bytes = 0
         self._inner = inner
         self._role = role
         self._identify = identify
@@ -169,11 +177,32 @@ class Front:
             raise Unreadable(415, ErrorReason.INVALID_FIELD, text)
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                body = await _read(receive, most)
+                body = await self._read(receive, most)
         except TimeoutError as error:
             text = f"the body did not arrive within {BODY_TIMEOUT_S:g} s"
             raise Unreadable(408, ErrorReason.INVALID_FIELD, text) from error
         return body if encoding == "identity" else await unpacked(body, most)
+
+    async def _read(self, receive: Receive, most: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise asyncio.CancelledError  # nobody is there to answer
+                part: bytes = message.get("body", b"")
+                size += len(part)
+                self.held_bytes += len(part)
+                if size > most:
+                    raise too_large(size, most)
+                if self.held_bytes > max(HELD_BYTES_MAX, most):
+                    raise Refused(TOO_MUCH_HELD)
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+        finally:
+            self.held_bytes -= size
 
 
 def probe(role: Role, path: str, method: str) -> Reply:
@@ -188,21 +217,6 @@ def probe(role: Role, path: str, method: str) -> Reply:
         reply = Reply(b"not ready\n", 503)
     reply.add(b"content-type", b"text/plain; charset=utf-8")
     return reply
-
-
-async def _read(receive: Receive, most: int) -> bytes:
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise asyncio.CancelledError  # nobody is there to answer
-        part: bytes = message.get("body", b"")
-        size += len(part)
-        if size > most:
-            raise too_large(size, most)
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
 
 
 class Unreadable(Exception):
