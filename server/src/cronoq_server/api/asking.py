@@ -21,8 +21,6 @@ from cronoq_server.runtime.refusals import Refused, task_unknown
 
 A = TypeVar("A")
 
-LOOKUPS_AT_ONCE: Final = 1000
-
 NO_ANSWER: Final = Refusal(
     ErrorReason.STORE_UNAVAILABLE, "no answer within request_timeout_s; the outcome is unknown"
 )
@@ -124,8 +122,8 @@ class Asking:
     ) -> list[tuple[TaskRef, int | Refusal]]:
         """The ids behind names, or why there are none."""
         found: list[tuple[TaskRef, int | Refusal]] = []
-        for start in range(0, len(names), LOOKUPS_AT_ONCE):
-            some = names[start : start + LOOKUPS_AT_ONCE]
+        for start in range(0, len(names), tenancy.LOOKUPS_AT_ONCE):
+            some = names[start : start + tenancy.LOOKUPS_AT_ONCE]
             ids = await asyncio.gather(*(self._id_of(who, name) for name in some))
             found += zip(some, ids, strict=True)
         return found

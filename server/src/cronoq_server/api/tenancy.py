@@ -7,8 +7,9 @@ that is not there. For callers without a tenant nothing is asked and nothing cha
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -19,6 +20,8 @@ from cronoq_server.runtime.refusals import Refused, task_unknown
 Look: TypeAlias = Callable[[TaskRef], Awaitable[TaskView]]
 """Shows a task in the caller's pools; raises `Refused` if there is none."""
 
+
+LOOKUPS_AT_ONCE: Final = 1000
 
 NAME_TASKS = Refusal(
     ErrorReason.TENANT_NOT_ALLOWED,
@@ -83,21 +86,33 @@ async def foreign_names(
     A parent that nobody knows is refused as well, even where keys are awaited or ids of long ago
     count as satisfied: it could be told from a foreign one otherwise, or become one.
     """
+    keys = {spec.key for spec in specs if spec.key}
+    parents = {dependency.target for spec in specs for dependency in spec.dependencies} - keys
+    owners = await _owners([*keys, *parents], look)
     refused: dict[int, Refusal] = {}
-    keys = {spec.key for spec in specs}
     for index, spec in enumerate(specs):
-        if spec.key and await _owner(spec.key, look) not in (None, who.tenant):
+        if spec.key and owners[spec.key] not in (None, who.tenant):
             refused[index] = key_in_use(spec.key)
             continue
         for dependency in spec.dependencies:
             target = dependency.target
-            if target not in keys and await _owner(target, look) != who.tenant:
+            if target not in keys and owners[target] != who.tenant:
                 named = f"key {target!r}" if isinstance(target, str) else f"id {target}"
                 # Word for word what the engine says of a parent that is not there.
                 text = f"dependencies: there is no task with {named}"
                 refused[index] = Refusal(ErrorReason.DEPENDENCY_UNKNOWN, text)
                 break
     return refused
+
+
+async def _owners(targets: Sequence[TaskRef], look: Look) -> dict[TaskRef, str | None]:
+    """The tenants of tasks, asked for together."""
+    owners: dict[TaskRef, str | None] = {}
+    for start in range(0, len(targets), LOOKUPS_AT_ONCE):
+        some = targets[start : start + LOOKUPS_AT_ONCE]
+        found = await asyncio.gather(*(_owner(target, look) for target in some))
+        owners.update(zip(some, found, strict=True))
+    return owners
 
 
 async def _owner(target: TaskRef, look: Look) -> str | None:
