@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 
@@ -36,6 +36,54 @@ def refused(answer: httpx.Response) -> tuple[int, str, str]:
     assert error["message"]
     assert isinstance(error["details"], dict)
     return answer.status_code, error["reason"], error.get("field", "")
+
+
+class Event(NamedTuple):
+    """One server-sent event."""
+
+    kind: str
+    cursor: str
+    told: Any
+
+
+class Watch:
+    """A stream of events, read as a browser would."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self.answer = answer
+        self._lines = answer.aiter_lines()
+
+    async def next(self) -> Event:
+        """The next event, whatever it is."""
+        fields: dict[str, str] = {}
+        async for line in self._lines:
+            if not line:
+                return Event(fields["event"], fields.get("id", ""), json.loads(fields["data"]))
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        raise AssertionError("the stream has ended")
+
+    async def status(self) -> Event:
+        """The next event that is no bookmark."""
+        while (event := await self.next()).kind == "bookmark":
+            pass
+        return event
+
+    async def ended(self) -> bool:
+        """Whether there is nothing more."""
+        return [line async for line in self._lines] == []
+
+
+@asynccontextmanager
+async def watching(
+    web: httpx.AsyncClient, query: str = "", cursor: str = ""
+) -> AsyncIterator[Watch]:
+    """Watches; the cursor is sent as a browser does when it connects again."""
+    headers = {"last-event-id": cursor} if cursor else {}
+    async with web.stream("GET", f"/v1/watch?{query}", headers=headers) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        assert answer.headers["content-type"] == "text/event-stream"
+        yield Watch(answer)
 
 
 class Answer:
