@@ -101,6 +101,8 @@ PARTS = (
     check("sdk-typescript", "just", "sdk-typescript"),
     check("sdk-rust", "just", "sdk-rust"),
     tests("console", "tests/console"),
+    Part("conformance", ("just", "conformance", "--quiet"), counts_tests=True),
+    tests("new language", "tests/conformance"),
     tests("bench", "tests/bench"),
     tests("e2e", "tests/e2e"),
 )

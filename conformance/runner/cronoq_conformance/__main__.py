@@ -31,6 +31,7 @@ from .report import (
     read_known,
     stale,
     table,
+    with_table,
     write_junit,
 )
 from .run import VERBS, play_all
@@ -38,6 +39,7 @@ from .scenario import Scenario, read_scenarios
 
 JOBS = 12
 PAGE = ROOT / "docs" / "reference" / "conformance.md"
+README = ROOT / "README.md"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -48,11 +50,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lang", action="append", help="only this language; may come twice")
     parser.add_argument("--match", default="*", help="only scenarios like this: group/name*")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--junit", metavar="FILE", help="write a JUnit report")
+    parser.add_argument("--junit", "--junitxml", metavar="FILE", help="write a JUnit report")
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"how many at once ({JOBS})")
     parser.add_argument("--quiet", action="store_true", help="only failures and the table")
     parser.add_argument(
-        "--write-page", action="store_true", help="write docs/reference/conformance.md"
+        "--write-page", action="store_true", help="write the results into the documentation"
     )
     parser.add_argument(
         "--mutants", action="store_true", help="hold the suite against SDKs that are wrong"
@@ -101,6 +103,8 @@ def run(options: argparse.Namespace, scenarios: list[Scenario], languages: list[
         write_junit(outcomes, Path(options.junit))
     if options.write_page:
         PAGE.write_text(page(outcomes, names), encoding="utf-8")
+        written = with_table(README.read_text(encoding="utf-8"), outcomes, names)
+        README.write_text(written, encoding="utf-8")
     if options.json:
         print(as_json(outcomes))
     else:
