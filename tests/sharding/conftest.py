@@ -41,10 +41,11 @@ class Cluster:
         servers: The servers themselves.
     """
 
-    def __init__(self, further: str) -> None:
+    def __init__(self, further: str, host: str) -> None:
         self.edges: dict[str, Edge] = {}
         self.servers: dict[str, Server] = {}
         self._further = further
+        self._host = host
         self._ports = dict(zip(SHARDS, free_ports(len(SHARDS)), strict=True))
         self._running: dict[str, asyncio.Task[int]] = {}
 
@@ -64,7 +65,7 @@ class Cluster:
 
     def endpoint(self, name: str) -> str:
         """Where a shard is reached."""
-        return f"http://127.0.0.1:{self._ports[name]}"
+        return f"http://{self._host}:{self._ports[name]}"
 
     async def start(self, name: str) -> None:
         """Starts the server of a shard and waits until it leads."""
@@ -97,18 +98,24 @@ class Cluster:
 
 
 @asynccontextmanager
-async def sharded(further: str = "") -> AsyncIterator[Cluster]:
-    """All shards, each knowing that the others answer."""
-    cluster = Cluster(further)
+async def sharded(further: str = "", host: str = "127.0.0.1") -> AsyncIterator[Cluster]:
+    """All shards, each knowing that the others answer.
+
+    Args:
+        further: Configuration that all of them have besides.
+        host: How their endpoints name this machine; under another name they don't find each other.
+    """
+    cluster = Cluster(further, host)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(cluster.close)
         for name in SHARDS:
             await cluster.start(name)
-            target = cluster.endpoint(name).removeprefix("http://")
+            target = str(cluster.servers[name].address)
             channel = grpc.aio.insecure_channel(target, options=LARGE)
             await stack.enter_async_context(channel)
             cluster.edges[name] = Edge(cluster.servers[name], channel)
-        await cluster.agree()
+        if host == "127.0.0.1":
+            await cluster.agree()
         yield cluster
 
 
@@ -120,12 +127,12 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 @pytest.fixture
-async def shards() -> AsyncIterator[Callable[[str], Any]]:
+async def shards() -> AsyncIterator[Callable[..., Any]]:
     """Starts three shards with further configuration."""
     async with AsyncExitStack() as stack:
 
-        async def start(further: str) -> Cluster:
-            return await stack.enter_async_context(sharded(further))
+        async def start(further: str, host: str = "127.0.0.1") -> Cluster:
+            return await stack.enter_async_context(sharded(further, host))
 
         yield start
 
