@@ -152,3 +152,17 @@ async def test_key_in_a_foreign_pool_is_the_one_exception(servers: tuple[Edge, E
     code, text, *_ = await answer(full, "AddRecurring", schedule, LIMITED[Role.ADMIN])
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert "other" not in text
+
+
+async def test_what_strangers_send_is_not_even_parsed(servers: tuple[Edge, Edge]) -> None:
+    """Bytes that are no message get the answer of all who have no credential."""
+    edge, _ = servers
+    call: Any = edge.channel.unary_unary("/cronoq.v1.Tasks/Submit")
+    for token, code in (
+        (None, grpc.StatusCode.UNAUTHENTICATED),
+        (LIMITED[Role.WORKER], grpc.StatusCode.PERMISSION_DENIED),
+        (ADMIN.token, grpc.StatusCode.INVALID_ARGUMENT),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"\xff\xff", metadata=bearer(token))
+        assert caught.value.code() is code

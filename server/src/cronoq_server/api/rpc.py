@@ -90,6 +90,9 @@ class Malformed(msgspec.Struct, frozen=True):
     expected: str
 
 
+Parse: TypeAlias = Callable[[bytes], Message | Malformed]
+
+
 _caller: ContextVar[Principal] = ContextVar("caller", default=ANONYMOUS)
 """Who makes the call that this task, or one that it began, is serving."""
 
@@ -119,15 +122,17 @@ def _method(
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[method.client_streaming, method.server_streaming]
+    parse = parser(message_factory.GetMessageClass(method.input_type))
     handler: grpc.RpcMethodHandler[Any, Any] = build(
-        _guarded(body or _unsupported, method, authenticator),
-        request_deserializer=parser(message_factory.GetMessageClass(method.input_type)),
+        _guarded(body or _unsupported, method, authenticator, parse),
+        # A single message is parsed once its sender is known; a stream's are read after that.
+        request_deserializer=parse if method.client_streaming else None,
         response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
     )
     return handler
 
 
-def parser(message: type[Message]) -> Callable[[bytes], Message | Malformed]:
+def parser(message: type[Message]) -> Parse:
     """Parses messages; bytes that are none become `Malformed`, so that the caller hears why."""
     from_string = message.FromString
     malformed = Malformed(message.DESCRIPTOR.full_name)
@@ -141,7 +146,9 @@ def parser(message: type[Message]) -> Callable[[bytes], Message | Malformed]:
     return parse
 
 
-def _guarded(body: Body, method: MethodDescriptor, authenticator: Authenticator) -> Body:
+def _guarded(
+    body: Body, method: MethodDescriptor, authenticator: Authenticator, parse: Parse
+) -> Body:
     """Around every body: the protocol's number, who calls, requests that are none, refusals."""
     submitting, operation = method.name in SUBMITS, OPERATIONS[method.name]
     serve = _held(body, authenticator) if method.server_streaming else body
@@ -155,9 +162,10 @@ def _guarded(body: Body, method: MethodDescriptor, authenticator: Authenticator)
             passing = baggage(context)
             current.set(passing)
             audit.origin.set(context.peer())
-            if type(request) is Malformed:
-                raise Refused(malformed(request))
-            answer = await serve(request, context)
+            message = request if method.client_streaming else parse(request)
+            if isinstance(message, Malformed):
+                raise Refused(malformed(message))
+            answer = await serve(message, context)
             if passing.missing:
                 context.set_trailing_metadata((*PROTOCOL_METADATA, *missing_metadata()))
             return answer
