@@ -20,7 +20,7 @@ use crate::convert::{duration_of, maybe_instant, read_progress};
 use crate::errors::{Error, ErrorKind, Result};
 use crate::payload::{self, Codec};
 use crate::proto;
-use crate::session::Run;
+use crate::run::Run;
 use crate::spec::{Numbered, Priority};
 use crate::views::Progress;
 

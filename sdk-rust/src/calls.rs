@@ -141,7 +141,9 @@ impl Caller {
             if left.is_zero() {
                 return Err(out_of_time(name, trouble.as_ref()));
             }
-            let error = match self.try_once(&rpc, message.clone(), left).await {
+            // On the heap: messages and their futures are large, and calls are made from everywhere.
+            let tried = Box::pin(self.try_once(&rpc, message.clone(), left)).await;
+            let error = match tried {
                 Ok(answer) => return Ok(answer),
                 Err(error) if error.is_deadline() && trouble.is_some() => {
                     return Err(out_of_time(name, trouble.as_ref()));
@@ -155,7 +157,11 @@ impl Caller {
             trouble = Some(error);
             // Near its end the delays shrink, so that the deadline is used up.
             let pause = delays.next().min(left / 2);
-            self.while_open(async { Ok(tokio::time::sleep(pause).await) }).await?;
+            let sleep = async {
+                tokio::time::sleep(pause).await;
+                Ok(())
+            };
+            self.while_open(sleep).await?;
         }
     }
 

@@ -28,18 +28,19 @@ use crate::payload::Codec;
 use crate::proto;
 use crate::proto::server_message::Message as Heard;
 use crate::reconnect::{Decision, Event, Moment, ReconnectPolicy, ReconnectSettings};
-use crate::session::{PROTOCOL_VERSION, Run, Session, Stop};
+use crate::run::Run;
+use crate::session::{PROTOCOL_VERSION, Session};
+
+#[path = "drain.rs"]
+mod drain;
 
 /// Tasks whose kind had no handler here, remembered so that the second time is the last.
 const UNKNOWN_MAX: usize = 1024;
-/// What a handler that was told to stop gets before its attempt is reported anyway.
-const STOP_GRACE: Duration = Duration::from_secs(1);
-/// How long the server gets to end a stream that this side has half-closed.
-const STREAM_END: Duration = Duration::from_secs(2);
 /// Ends that are taken at a time.
 const ENDS_MAX: usize = 1024;
 
 /// What a worker is told from outside.
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
     /// Drain within this time (WP-40).
     Stop(Duration),
@@ -209,7 +210,7 @@ impl Engagement {
     fn on_link(&mut self, happening: Happening) {
         match happening {
             Happening::Elapsed => self.happen(Event::Elapsed),
-            Happening::Message(message) => self.on_message(message),
+            Happening::Message(message) => self.on_message(*message),
             Happening::Ended(event) => self.on_stream_end(event),
         }
     }
@@ -418,100 +419,6 @@ impl Engagement {
         if !unrun.is_empty() {
             self.session.report(unrun, self.now());
         }
-    }
-
-    // --- stopping ----------------------------------------------------------------------------------
-
-    fn on_command(&mut self, command: Command) {
-        match command {
-            Command::Stop(drain) => {
-                let now = self.now();
-                let ends_at = now.saturating_add(drain);
-                let has_failed = self.state.borrow().failure.is_some();
-                if self.phase == Phase::Running {
-                    self.session.drain(); // WP-40
-                    let waiting = std::mem::take(&mut self.backlog); // WP-41
-                    let unrun = waiting.into_iter();
-                    let unrun = unrun.map(|run| (run, Outcome::nacked("worker is stopping")));
-                    self.session.report(unrun.collect(), now);
-                    self.phase = Phase::Draining(if has_failed { now } else { ends_at });
-                }
-                self.shorten(ends_at);
-            }
-            Command::Abandon => {
-                self.session.stop_runs(Stop::Stopped);
-                self.link.abandon();
-                self.phase = Phase::Over;
-            }
-        }
-    }
-
-    /// A second, shorter stop draws the end of the drain nearer.
-    fn shorten(&mut self, ends_at: Moment) {
-        self.phase = match self.phase {
-            Phase::Draining(until) => Phase::Draining(until.min(ends_at)),
-            Phase::Cancelling(until) => Phase::Cancelling(until.min(ends_at)),
-            Phase::Settling(until) => Phase::Settling(until.min(ends_at)),
-            other => other,
-        };
-    }
-
-    /// Goes from phase to phase as far as it can.
-    fn advance_stop(&mut self) {
-        loop {
-            let now = self.now();
-            let is_idle = self.active.is_empty();
-            let next = match self.phase {
-                Phase::Draining(until) if is_idle => Phase::Settling(until.max(now + STOP_GRACE)),
-                Phase::Draining(until) if until <= now => {
-                    let stopped = self.session.stop_runs(Stop::Stopped);
-                    self.told_to_stop(stopped);
-                    Phase::Cancelling(now + STOP_GRACE)
-                }
-                Phase::Cancelling(until) if is_idle || until <= now => {
-                    self.report_rest();
-                    Phase::Settling(now + STOP_GRACE)
-                }
-                Phase::Settling(until)
-                    if self.session.is_settled() || self.link.is_over() || until <= now =>
-                {
-                    self.close()
-                }
-                Phase::Closing(until) if until <= now => {
-                    self.link.abandon();
-                    Phase::Over
-                }
-                _ => return,
-            };
-            self.phase = next;
-        }
-    }
-
-    /// WP-42: what does not end is reported without its handler, which is dropped where it waits.
-    fn report_rest(&mut self) {
-        let rest = self.session.open_runs();
-        if !rest.is_empty() {
-            let tasks: Vec<u64> = rest.iter().map(|run| run.message.task_id).collect();
-            tracing::warn!(?tasks, "handlers do not end");
-            let ended = rest.into_iter().map(|run| (run, Outcome::retryable(Stop::Stopped.text())));
-            self.session.report(ended.collect(), self.now());
-        }
-        self.active.values().for_each(AbortHandle::abort);
-    }
-
-    /// WP-43, WP-44
-    fn close(&mut self) -> Phase {
-        let tasks = self.session.unconfirmed_tasks();
-        if !tasks.is_empty() {
-            tracing::warn!(?tasks, "stopped before the server confirmed");
-        }
-        if !self.link.is_open() {
-            self.link.abandon();
-            return Phase::Over; // RR-23
-        }
-        self.session.broken();
-        self.link.half_close();
-        Phase::Closing(self.now() + STREAM_END)
     }
 }
 

@@ -18,7 +18,7 @@ use crate::attempt::{Attempt, Ending, HandlerError};
 use crate::errors::{Error, ErrorKind, Result};
 use crate::outcome::Outcome;
 use crate::payload::{self, Encoded};
-use crate::session::{Run, Stop};
+use crate::run::{Run, Stop};
 
 /// What a handler comes to: an encoded value, a value that cannot be encoded, or another end.
 type Ended = Result<Result<Encoded>, HandlerError>;

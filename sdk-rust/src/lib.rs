@@ -50,6 +50,7 @@ pub mod otel;
 mod outcome;
 mod payload;
 mod reconnect;
+mod run;
 #[cfg(test)]
 mod scripted;
 mod session;

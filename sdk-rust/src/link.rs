@@ -34,7 +34,7 @@ pub(crate) enum Happening {
     /// The wait is over.
     Elapsed,
     /// The server said something.
-    Message(proto::ServerMessage),
+    Message(Box<proto::ServerMessage>),
     /// The stream ended, or there was no connection.
     Ended(Event),
 }
@@ -42,7 +42,7 @@ pub(crate) enum Happening {
 enum Way {
     Waiting(Moment),
     Opening(BoxFuture<'static, Opened>),
-    Open(Stream),
+    Open(Box<Stream>),
     Over,
 }
 
@@ -152,7 +152,7 @@ impl Link {
                     Ok((channel, answer)) => {
                         let (initial, inbound, _) = answer.into_parts();
                         self.outputs.set(Some((channel, self.credential.clone())));
-                        self.way = Way::Open(Stream { inbound, initial });
+                        self.way = Way::Open(Box::new(Stream { inbound, initial }));
                         continue;
                     }
                     Err(Failed::Unreachable(error)) => Event::Ended {
@@ -163,7 +163,7 @@ impl Link {
                     Err(Failed::Refused(status)) => event_of(&status, None),
                 },
                 Way::Open(stream) => match stream.inbound.message().await {
-                    Ok(Some(message)) => return Happening::Message(message),
+                    Ok(Some(message)) => return Happening::Message(Box::new(message)),
                     Ok(None) => Event::Ended {
                         code: Code::Ok,
                         not_leader: false,

@@ -55,9 +55,9 @@ impl Interceptor for TraceAttempts {
 }
 
 fn span_of(attempt: &Attempt) -> Context {
-    let carried = attempt.trace_context().into_iter();
+    let told = attempt.trace_context().into_iter();
     let carrier: HashMap<String, String> =
-        carried.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        told.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     let submitter = global::get_text_map_propagator(|propagator| propagator.extract(&carrier));
     let from = submitter.span().span_context().clone();
     let links = if from.is_valid() { vec![Link::new(from, Vec::new(), 0)] } else { Vec::new() };

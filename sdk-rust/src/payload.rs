@@ -178,11 +178,11 @@ impl Transform for ZlibTransform {
         if payload.len() < self.min_bytes {
             return Ok(None);
         }
-        let mut packer =
+        let mut encoder =
             flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
-        let packed = packer
+        let packed = encoder
             .write_all(payload)
-            .and_then(|()| packer.finish())
+            .and_then(|()| encoder.finish())
             .map_err(|error| payload_error(format!("cannot compress: {error}")))?;
         Ok((packed.len() < payload.len()).then_some(packed))
     }

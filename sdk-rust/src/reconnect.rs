@@ -19,7 +19,7 @@ pub(crate) const REDIRECTS_MAX: u32 = 3; // RR-10
 pub(crate) const TRIES_MAX: usize = 4; // RR-05
 pub(crate) const TRIES_WINDOW_BACKOFFS: u32 = 10; // RR-05: the span, in initial backoffs
 
-/// RR-06; FAILED_PRECONDITION only without a redirect.
+/// RR-06; `FAILED_PRECONDITION` only without a redirect.
 pub(crate) const FATAL_CODES: [Code; 6] = [
     Code::FailedPrecondition,
     Code::InvalidArgument,
@@ -36,7 +36,7 @@ pub(crate) enum Event {
     Started,
     /// The server accepted the worker.
     Registered,
-    /// The stream ended with FAILED_PRECONDITION and a shard endpoint in its metadata.
+    /// The stream ended with `FAILED_PRECONDITION` and a shard endpoint in its metadata.
     Redirected { endpoint: String },
     /// The stream ended, or there was no connection (then as UNAVAILABLE).
     Ended { code: Code, not_leader: bool, message: String },
@@ -158,8 +158,8 @@ impl ReconnectPolicy {
         if FATAL_CODES.contains(&code) {
             return Decision::GiveUp { code, message }; // RR-06
         }
-        let has_lived =
-            registered_at.is_some_and(|since| now - since >= self.settings.session_reset);
+        let has_lived = registered_at
+            .is_some_and(|since| now.saturating_sub(since) >= self.settings.session_reset);
         if has_lived || not_leader {
             self.failures = 0; // RR-04
         }

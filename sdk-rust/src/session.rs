@@ -7,14 +7,12 @@
 //! Owned by one task, which also keeps time; handlers share with it only their [`Run`].
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message as _;
 use prost::bytes::Bytes;
 use tokio::sync::mpsc::UnboundedSender;
-use tokio_util::sync::CancellationToken;
 
 use crate::convert::duration_of;
 use crate::options::MESSAGE_ROOM;
@@ -23,14 +21,19 @@ use crate::proto;
 use crate::proto::server_message::Message as Heard;
 use crate::proto::worker_message::Message as Said;
 use crate::reconnect::Moment;
+use crate::run::{Run, Stop};
+
+#[path = "heartbeat.rs"]
+mod heartbeat;
+
+#[cfg(test)]
+pub(crate) use heartbeat::{BEATS_PER_TTL, PROGRESS_INTERVAL};
 
 pub(crate) const PROTOCOL_VERSION: u32 = 4;
 /// Older servers know no batches, receipts or resume.
 pub(crate) const RECEIPTS_SINCE: u32 = 4;
 /// What a server that names none means.
 pub(crate) const LEASE_TTL_DEFAULT: Duration = Duration::from_secs(30);
-pub(crate) const BEATS_PER_TTL: u32 = 3;
-pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) const REPORTS_PER_MESSAGE_MAX: usize = 500;
 /// Leases that are remembered after their end (WP-12).
 const RECENT_MAX: usize = 4096;
@@ -38,109 +41,6 @@ const RECENT_MAX: usize = 4096;
 const REPORT_ROOM: usize = 16;
 /// A server whose limit is smaller is not believed: single reports need this much.
 const REPORTS_SIZE_MIN: usize = 256 * 1024;
-
-/// Why a handler was told to stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
-    Aborted,
-    Expired,
-    Lost,
-    Stopped,
-}
-
-impl Stop {
-    pub(crate) const fn text(self) -> &'static str {
-        match self {
-            Self::Aborted => "aborted by the server",
-            Self::Expired => "lease expired: the server confirmed no heartbeat in time",
-            Self::Lost => "lease lost: the server no longer holds it for this worker",
-            Self::Stopped => "worker stopped",
-        }
-    }
-}
-
-/// One lease in this process, from its arrival until its report is written.
-pub(crate) struct Run {
-    /// Tells runs apart whose leases have the same number, from a server that began anew.
-    pub(crate) serial: u64,
-    pub(crate) message: proto::Lease,
-    pub(crate) arrived_at: Moment,
-    pub(crate) ttl: Duration,
-    pub(crate) cancelled: CancellationToken,
-    told: Mutex<Told>,
-}
-
-#[derive(Default)]
-struct Told {
-    stop: Option<Stop>,
-    reason: String,
-    progress: Option<proto::Progress>,
-    is_new_progress: bool,
-}
-
-impl Run {
-    pub(crate) fn new(message: proto::Lease, arrived_at: Moment, ttl: Duration) -> Arc<Self> {
-        static SERIALS: AtomicU64 = AtomicU64::new(1);
-        let ttl = message.lease_ttl_s.map_or(ttl, duration_of);
-        Arc::new(Self {
-            serial: SERIALS.fetch_add(1, Ordering::Relaxed),
-            message,
-            arrived_at,
-            ttl,
-            cancelled: CancellationToken::new(),
-            told: Mutex::default(),
-        })
-    }
-
-    fn told(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn lease(&self) -> u64 {
-        self.message.lease
-    }
-
-    pub(crate) fn stop(&self) -> Option<Stop> {
-        self.told().stop
-    }
-
-    /// Why it should stop, for people; empty while it need not.
-    pub(crate) fn stop_reason(&self) -> String {
-        let told = self.told();
-        match told.stop {
-            None => String::new(),
-            Some(_) if !told.reason.is_empty() => told.reason.clone(),
-            Some(stop) => stop.text().to_owned(),
-        }
-    }
-
-    /// Tells the handler to stop.
-    pub(crate) fn tell(&self, stop: Stop, reason: &str) {
-        {
-            let mut told = self.told();
-            told.stop = Some(stop);
-            reason.clone_into(&mut told.reason);
-        }
-        self.cancelled.cancel();
-    }
-
-    /// Keeps the handler's last word.
-    pub(crate) fn set_progress(&self, progress: proto::Progress) {
-        let mut told = self.told();
-        told.progress = Some(progress);
-        told.is_new_progress = true;
-    }
-
-    fn has_news(&self) -> bool {
-        self.told().is_new_progress
-    }
-
-    fn take_news(&self) -> Option<proto::Progress> {
-        let mut told = self.told();
-        let is_new = std::mem::take(&mut told.is_new_progress);
-        if is_new { told.progress.clone() } else { None }
-    }
-}
 
 /// What one message of the server means for the worker.
 #[derive(Default)]
@@ -160,6 +60,7 @@ struct Sent {
 pub(crate) type Outbox = UnboundedSender<proto::WorkerMessage>;
 
 /// One worker's session over all its streams.
+#[expect(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
 pub(crate) struct Session {
     register: proto::Register,
     outbox: Option<Outbox>,
@@ -473,93 +374,6 @@ impl Session {
         self.sent.insert(number, Sent { message, tasks });
     }
 
-    // --- time --------------------------------------------------------------------------------------
-
-    /// When `pulse` is to be called next. Never later than needed; a pulse too early does nothing.
-    pub(crate) fn next_pulse(&self) -> Moment {
-        self.beat_due().min(self.expiry_due)
-    }
-
-    fn beat_due(&self) -> Moment {
-        let due = self.beat_at + self.shortest_ttl / BEATS_PER_TTL;
-        if self.has_progress && self.is_registered {
-            return due.min(self.beat_at + PROGRESS_INTERVAL);
-        }
-        due
-    }
-
-    /// Sends the heartbeat that is due and returns the runs whose lease ran out (WP-24).
-    pub(crate) fn pulse(&mut self, now: Moment) -> Vec<Arc<Run>> {
-        let mut expired = Vec::new();
-        for run in self.runs.values() {
-            if run.stop().is_none() && self.expires_at(run) <= now {
-                run.tell(Stop::Expired, "");
-                expired.push(Arc::clone(run));
-            }
-        }
-        self.reckon();
-        if self.beat_due() <= now {
-            self.beat(now);
-        }
-        expired
-    }
-
-    /// Works out anew when the next heartbeat and the next expiry are due.
-    fn reckon(&mut self) {
-        let ttls = self.runs.values().map(|run| run.ttl);
-        self.shortest_ttl = ttls.min().map_or(self.ttl, |ttl| ttl.min(self.ttl));
-        let running = self.runs.values().filter(|run| run.stop().is_none());
-        self.expiry_due = running.map(|run| self.expires_at(run)).min().unwrap_or(Moment::MAX);
-    }
-
-    /// By our clock alone: the server granted no more than this.
-    fn expires_at(&self, run: &Run) -> Moment {
-        run.arrived_at.max(self.confirmed_at) + run.ttl
-    }
-
-    /// WP-23: one message names every lease that runs.
-    fn beat(&mut self, now: Moment) {
-        self.beat_at = now;
-        if self.outbox.is_none() {
-            return;
-        }
-        let has_progress = std::mem::take(&mut self.has_progress);
-        if self.version < RECEIPTS_SINCE {
-            for lease in self.runs.keys() {
-                self.write(said(Said::Heartbeat(proto::Heartbeat { lease: *lease })));
-            }
-            self.confirmed_at = now;
-            return;
-        }
-        if self.runs.is_empty() && !self.has_named {
-            return; // Nothing runs and the server knows.
-        }
-        self.has_named = !self.runs.is_empty();
-        self.beat_number += 1;
-        let progress = if has_progress { self.news() } else { Vec::new() };
-        self.beats.push_back((self.beat_number, now));
-        self.write(said(Said::Heartbeats(proto::Heartbeats {
-            leases: self.runs.keys().copied().collect(),
-            progress,
-            number: self.beat_number,
-            last_lease: self.last_lease,
-        })));
-    }
-
-    /// The progress that the server has not heard of.
-    fn news(&self) -> Vec<proto::LeaseProgress> {
-        let told = |(lease, run): (&u64, &Arc<Run>)| {
-            let progress = run.take_news()?;
-            Some(proto::LeaseProgress { lease: *lease, progress: Some(progress) })
-        };
-        self.runs.iter().filter_map(told).collect()
-    }
-
-    /// Some run has new progress; it goes out with a heartbeat soon (WP-25).
-    pub(crate) fn note_progress(&mut self) {
-        self.has_progress = true;
-    }
-
     // --- stopping ----------------------------------------------------------------------------------
 
     /// WP-40: no more leases; what arrives late is given back.
@@ -579,7 +393,9 @@ impl Session {
     pub(crate) fn stop_runs(&self, stop: Stop) -> Vec<Arc<Run>> {
         let running = self.runs.values().filter(|run| run.stop().is_none());
         let stopped: Vec<Arc<Run>> = running.cloned().collect();
-        stopped.iter().for_each(|run| run.tell(stop, ""));
+        for run in &stopped {
+            run.tell(stop, "");
+        }
         stopped
     }
 

@@ -19,17 +19,17 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(answer: proto::Registered) -> Self {
+    fn new(answer: &proto::Registered) -> Self {
         let mut session = Session::new(proto::Register::default(), 4 * 1024 * 1024);
         session.opening(Moment::ZERO);
         let (outbox, written) = mpsc::unbounded_channel();
-        session.registered(&answer, outbox, Moment::ZERO);
+        session.registered(answer, outbox, Moment::ZERO);
         Self { session, written }
     }
 
     /// A session of the present version with a TTL of 30 s.
     fn open() -> Self {
-        Self::new(accepted())
+        Self::new(&accepted())
     }
 
     fn take(&mut self) -> Vec<Said> {
@@ -54,7 +54,7 @@ impl Bench {
     /// Breaks the stream and registers again with this answer; tells what was lost.
     fn resume(
         &mut self,
-        answer: proto::Registered,
+        answer: &proto::Registered,
         now: Moment,
     ) -> (Option<proto::Resume>, Vec<u64>) {
         self.session.broken();
@@ -63,7 +63,7 @@ impl Bench {
         };
         let (outbox, written) = mpsc::unbounded_channel();
         self.written = written;
-        let lost = self.session.registered(&answer, outbox, now);
+        let lost = self.session.registered(answer, outbox, now);
         (register.resume, lost.iter().map(|run| run.lease()).collect())
     }
 }
@@ -196,7 +196,7 @@ fn reports_are_split_by_count_and_size() {
 #[test]
 fn outputs_too_large_fail_for_good() {
     let limit = 1024 * 1024;
-    let mut bench = Bench::new(proto::Registered { max_message_bytes: limit, ..accepted() });
+    let mut bench = Bench::new(&proto::Registered { max_message_bytes: limit, ..accepted() });
     let most = limit as usize - MESSAGE_ROOM;
     let runs = bench.lease(&[1, 2], at(0));
     let sizes = [most, most + 1];
@@ -237,7 +237,7 @@ fn a_resume_names_running_and_finished_leases() {
     bench.session.report(vec![(Arc::clone(&runs[0]), completed(1))], at(1));
     bench.session.report(vec![(Arc::clone(&runs[1]), completed(1))], at(1));
     let answer = proto::Registered { adopted: vec![3], reports_seen: 1, ..accepted() };
-    let (resume, lost) = bench.resume(answer, at(20));
+    let (resume, lost) = bench.resume(&answer, at(20));
     let resume = resume.unwrap();
     assert_eq!(resume.session_token, Bytes::from_static(b"token"));
     let mut named = resume.leases;
@@ -264,7 +264,7 @@ fn a_server_that_began_anew_is_not_told_of_old_leases() {
     bench.session.report(vec![(Arc::clone(&runs[0]), completed(1))], at(1));
     bench.receipt(1, 0);
     bench.session.report(vec![(Arc::clone(&runs[1]), completed(1))], at(1));
-    bench.resume(accepted(), at(2));
+    bench.resume(&accepted(), at(2));
     assert!(bench.take().is_empty());
     assert!(bench.session.is_settled());
     assert_eq!(bench.lease(&[1], at(3)).len(), 1);
@@ -303,7 +303,7 @@ fn draining_asks_for_nothing_and_gives_back() {
     assert!(bench.lease(&[1], at(1)).is_empty());
     let report = reports_in(bench.take()).remove(0).1.remove(0);
     assert!(matches!(report.report, Some(Told::Nack(nack)) if nack.lease == 1));
-    bench.resume(proto::Registered { adopted: vec![1], ..accepted() }, at(2));
+    bench.resume(&proto::Registered { adopted: vec![1], ..accepted() }, at(2));
     assert!(bench.take().iter().any(|said| matches!(said, Said::SetSlots(set) if set.slots == 0)));
     assert!(!bench.session.is_serving);
 }
@@ -312,7 +312,7 @@ fn draining_asks_for_nothing_and_gives_back() {
 #[test]
 fn old_servers_get_single_messages() {
     let answer = proto::Registered { protocol_version: 3, ..accepted() };
-    let mut bench = Bench::new(answer);
+    let mut bench = Bench::new(&answer);
     let runs = bench.lease(&[1, 2], at(0));
     bench.session.pulse(at(10));
     let beats = bench.take();
@@ -324,7 +324,7 @@ fn old_servers_get_single_messages() {
     assert!(matches!(&bench.take()[..], [Said::Complete(complete)] if complete.lease == 1));
     assert!(bench.session.unconfirmed_tasks().is_empty());
     let answer = proto::Registered { protocol_version: 3, ..accepted() };
-    let (_, lost) = bench.resume(answer, at(40));
+    let (_, lost) = bench.resume(&answer, at(40));
     assert_eq!(lost, [2]);
 }
 

@@ -278,7 +278,9 @@ pub(crate) fn status_error(status: &pb::Status, place: &str) -> Error {
     let strip = |text: &str| text.strip_prefix(place).unwrap_or(text).to_owned();
     if !place.is_empty() {
         details.remove("index");
-        details.values_mut().for_each(|text| *text = strip(text));
+        for text in details.values_mut() {
+            *text = strip(text);
+        }
     }
     Error::from_code(Code::from(status.code), reason, &strip(&status.message)).with_details(details)
 }

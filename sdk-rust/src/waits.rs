@@ -205,7 +205,9 @@ impl SharedWaits {
                 Err(error) => {
                     let owed = self.still_owed(number);
                     let mut state = self.state();
-                    owed.into_iter().for_each(|target| state.settle(target, &Err(error.clone())));
+                    for target in owed {
+                        state.settle(target, &Err(error.clone()));
+                    }
                     return;
                 }
             };

@@ -1,6 +1,8 @@
 //! The package that cargo makes of this crate, as a fresh project uses it: the README's program and
 //! the examples, against a real server.
 
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

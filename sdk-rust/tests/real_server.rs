@@ -1,5 +1,7 @@
 //! Client and worker against a real server in memory, whose clock these tests move.
 
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -99,8 +101,8 @@ async fn runs_what_is_submitted() {
     let client = &bench.client;
     let squares = (0..500u64).map(|number| TaskSpec::new("square", number));
     for (number, outcome) in (0u64..).zip(soon(client.submit_many(squares)).await) {
-        let squared: u64 = soon(outcome.unwrap().result()).await.unwrap();
-        assert_eq!(squared, number * number);
+        let output: u64 = soon(outcome.unwrap().result()).await.unwrap();
+        assert_eq!(output, number * number);
     }
     let parts = (1..=3u64).map(|number| TaskSpec::new("square", number).key(format!("p{number}")));
     let sum = TaskSpec {
