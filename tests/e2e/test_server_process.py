@@ -84,7 +84,7 @@ async def test_signal_ends_the_server_in_order(number: signal.Signals) -> None:
     assert code == 0
     lines = [json.loads(line) for line in errors.splitlines()]
     actions = [line["action"] for line in lines]
-    assert actions[-2:] == ["server_stopping", "server_stopped"]
+    assert actions[-3:] == ["server_stopping", "leadership_released", "server_stopped"]
     ready = lines[actions.index("server_ready")]
     assert ready["grpc_addr"] == address
     assert "restart loses the queue" in lines[actions.index("memory_store_used")]["message"]
