@@ -27,7 +27,7 @@ VERBS: Mapping[str, Step] = {
 }
 
 # What a scenario that is written wrongly, or a server that does not start, comes to.
-CLUSTERS_AT_ONCE = 2  # To start a server takes a second of a processor.
+CLUSTERS_AT_ONCE = 3  # To start a server takes a second of a processor.
 FAULTS = (LookupError, RuntimeError, TypeError, ValueError, OSError, grpc.RpcError)
 
 
