@@ -29,6 +29,12 @@ T = TypeVar("T")
 
 QUERY_FIELDS_MAX: Final = 10_000
 
+ID: Final = "72057594037927937"
+"""An id, for examples."""
+
+NOW: Final = "1767225600000000000"
+"""An instant, for examples."""
+
 
 class Call:
     """One request, as a route sees it.
@@ -132,6 +138,11 @@ class Answers:
     text: str = "Done."
     media: str = "application/json"
     example: Any = None
+
+
+def answered(shape: type, example: Any, text: str = "It is there.") -> dict[int, Answers]:
+    """The one way in which most routes answer."""
+    return {200: Answers(shape=shape, text=text, example=example)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

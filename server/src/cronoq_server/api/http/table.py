@@ -1,16 +1,16 @@
-"""Which routes there are: method, path, what serves them, and what is said about them."""
+"""Which routes there are for tasks, and all together: method, path, server, and what is said."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 from starlette.responses import Response
 
 from cronoq_server.api.admin_service import AdminService
 from cronoq_server.api.http import requests, responses
-from cronoq_server.api.http.admin_routes import AdminRoutes
-from cronoq_server.api.http.routes import Answers, Call, Handler, Route
+from cronoq_server.api.http.admin_table import operator_routes
+from cronoq_server.api.http.routes import ID, NOW, Answers, Call, Handler, Route, answered
 from cronoq_server.api.http.streams import EVENTS, LINES, StreamRoutes
 from cronoq_server.api.http.task_routes import By, TaskRoutes
 from cronoq_server.api.service import Service
@@ -18,12 +18,7 @@ from cronoq_server.api.specs import SpecReader
 
 WATCH: Final = "/v1/watch"
 TASKS: Final = "Tasks"
-SCHEDULES: Final = "Recurring schedules"
-CAPACITY: Final = "Pools, resources, workers"
 
-ID: Final = "72057594037927937"
-NOW: Final = "1767225600000000000"
-DONE: Final = Answers(text="Done.")
 RESULT: Final = {
     "id": ID,
     "status": "succeeded",
@@ -42,37 +37,17 @@ TASK: Final = {
     "created_unix_ns": NOW,
     "waiting_for": ["a worker with a free slot"],
 }
-SCHEDULE: Final = {
-    "name": "nightly",
-    "cron": "30 2 * * *",
-    "tz": "Europe/Berlin",
-    "pool": "default",
-    "kind": "report",
-    "overlap": "skip",
-    "gap": "run_after",
-    "fold": "first",
-    "catch_up": "latest",
-    "paused": False,
-    "next_unix_ns": NOW,
-}
 NEW_TASK: Final = {"kind": "greet", "payload": "world", "key": "greet-42"}
-NEW_SCHEDULE: Final = {
-    "cron": "30 2 * * *",
-    "tz": "Europe/Berlin",
-    "template": {"kind": "report"},
-}
 
 
 def all_routes(service: Service, admins: AdminService, reader: SpecReader) -> list[Route]:
     """Every route of tasks and operators."""
     tasks, streams = TaskRoutes(service, reader), StreamRoutes(service, reader)
-    admin = AdminRoutes(admins, reader)
     return [
         *_submitting(tasks),
         *_single(tasks),
         *_many(tasks, streams),
-        *_schedules(admin),
-        *_capacity(admin),
+        *operator_routes(admins, reader),
     ]
 
 
@@ -136,7 +111,7 @@ Make = Callable[[By], Callable[[Call], Awaitable[Response]]]
 def _single(tasks: TaskRoutes) -> list[Route]:
     """What can be done to one task, by id and by key."""
     kinds: list[tuple[str, str, Make, str, dict[int, Answers], tuple[int, ...], str]] = [
-        ("GET", "", tasks.get, "Show {}", _one(responses.Task, TASK), (), "Get"),
+        ("GET", "", tasks.get, "Show {}", answered(responses.Task, TASK), (), "Get"),
         ("GET", "detail", tasks.detail, "Show everything known of {}", _DETAIL, (), "Describe"),
         (
             "GET",
@@ -173,11 +148,7 @@ def _single(tasks: TaskRoutes) -> list[Route]:
     return [*routes, *_waits(tasks)]
 
 
-def _one(shape: type, example: Any, text: str = "It is there.") -> dict[int, Answers]:
-    return {200: Answers(shape=shape, text=text, example=example)}
-
-
-_DETAIL: Final = _one(
+_DETAIL: Final = answered(
     responses.TaskDetail,
     {
         "task": TASK,
@@ -198,15 +169,17 @@ _OUTPUT: Final = {
     200: Answers(text="The bytes, with the media type that the worker gave.", media="*/*"),
     204: Answers(text="It ended without an output, or the output is no longer kept."),
 }
-_CANCELLED: Final = _one(responses.Cancelled, {"cancelled": True}, "Whether it is cancelled now.")
-_RETRIED: Final = _one(
+_CANCELLED: Final = answered(
+    responses.Cancelled, {"cancelled": True}, "Whether it is cancelled now."
+)
+_RETRIED: Final = answered(
     responses.Retried, {"retried": True}, "Whether it was put back; not if it had succeeded."
 )
-_DELETED: Final = _one(responses.Deleted, {"deleted": True}, "It is forgotten.")
+_DELETED: Final = answered(responses.Deleted, {"deleted": True}, "It is forgotten.")
 
 
 def _waits(tasks: TaskRoutes) -> list[Route]:
-    answers = _one(responses.Result, RESULT, "It has ended.")
+    answers = answered(responses.Result, RESULT, "It has ended.")
     pairs: list[tuple[str, Handler, type, str]] = [
         ("/v1/tasks/{id}/wait", tasks.wait_by_id, requests.WaitQuery, ""),
         ("/v1/task-by-key/wait", tasks.wait_by_key, requests.KeyWaitQuery, " by its key"),
@@ -253,7 +226,7 @@ def _many(tasks: TaskRoutes, streams: StreamRoutes) -> list[Route]:
             group=TASKS,
             body=requests.BulkOrder,
             example={"action": "retry", "filter": {"statuses": ["dead_lettered"]}, "limit": 100},
-            answers=_one(
+            answers=answered(
                 responses.Bulked,
                 {"matched": 1, "changed": 1, "next_after": None, "unavailable_shards": []},
                 "What was found and changed.",
@@ -303,216 +276,5 @@ def _many(tasks: TaskRoutes, streams: StreamRoutes) -> list[Route]:
             },
             refusals=(404,),
             mirrors=("Watch", "WatchBatches"),
-        ),
-    ]
-
-
-def _schedules(admin: AdminRoutes) -> list[Route]:
-    one, times = "/v1/schedules/{name}", {"at_unix_ns": [NOW]}
-    return [
-        Route(
-            method="GET",
-            path="/v1/schedules",
-            serve=admin.list_schedules,
-            summary="List the schedules",
-            group=SCHEDULES,
-            answers=_one(
-                responses.Schedules,
-                {"schedules": [SCHEDULE], "unavailable_shards": []},
-                "All of them.",
-            ),
-            mirrors=("ListRecurring",),
-        ),
-        Route(
-            method="GET",
-            path=one,
-            serve=admin.get_schedule,
-            summary="Show a schedule",
-            answers=_one(
-                responses.ScheduleDetail,
-                {
-                    "schedule": SCHEDULE,
-                    "template": {
-                        "kind": "report",
-                        "pool": "default",
-                        "priority": "normal",
-                        "on_miss": "run_late",
-                    },
-                    "skipped": 0,
-                    "chain_broken": False,
-                },
-            ),
-            mirrors=("GetRecurring",),
-            group=SCHEDULES,
-            query=requests.ScheduleQuery,
-            refusals=(404, 409),
-        ),
-        Route(
-            method="PUT",
-            path=one,
-            serve=admin.put_schedule,
-            summary="Put a schedule, new or in place of the one with its name",
-            group=SCHEDULES,
-            body=requests.NewSchedule,
-            example=NEW_SCHEDULE,
-            answers={204: DONE},
-            refusals=(404, 409),
-            mirrors=("AddRecurring",),
-        ),
-        Route(
-            method="DELETE",
-            path=one,
-            serve=admin.remove_schedule,
-            summary="Remove a schedule; its tasks stay",
-            answers=_one(responses.Removed, {"removed": True}, "Whether there was one."),
-            mirrors=("RemoveRecurring",),
-            group=SCHEDULES,
-            query=requests.ScheduleQuery,
-            refusals=(404, 409),
-        ),
-        Route(
-            method="POST",
-            path=f"{one}/pause",
-            serve=admin.pause_schedule(paused=True),
-            summary="Pause a schedule",
-            answers={204: DONE},
-            mirrors=("PauseRecurring",),
-            group=SCHEDULES,
-            query=requests.ScheduleQuery,
-            refusals=(404, 409),
-        ),
-        Route(
-            method="POST",
-            path=f"{one}/resume",
-            serve=admin.pause_schedule(paused=False),
-            summary="Resume a schedule",
-            answers={204: DONE},
-            mirrors=("PauseRecurring",),
-            group=SCHEDULES,
-            query=requests.ScheduleQuery,
-            refusals=(404, 409),
-        ),
-        Route(
-            method="POST",
-            path=f"{one}/trigger",
-            serve=admin.trigger_schedule,
-            summary="Make one occurrence now",
-            answers={201: Answers(shape=responses.Triggered, example={"task_id": ID})},
-            mirrors=("TriggerRecurring",),
-            group=SCHEDULES,
-            query=requests.ScheduleQuery,
-            refusals=(404, 409),
-        ),
-        Route(
-            method="POST",
-            path=f"{one}/backfill",
-            serve=admin.backfill_schedule,
-            summary="Make the occurrences of a past range",
-            body=requests.Backfill,
-            example={"from_unix_ns": NOW, "to_unix_ns": NOW, "dry_run": True},
-            answers=_one(
-                responses.Backfilled,
-                {"created": 0, "next_unix_ns": None},
-                "How many were made, or would be.",
-            ),
-            mirrors=("BackfillRecurring",),
-            group=SCHEDULES,
-            query=requests.ScheduleQuery,
-            refusals=(404, 409),
-        ),
-        Route(
-            method="GET",
-            path=f"{one}/next",
-            serve=admin.next_occurrences,
-            summary="Compute the next occurrences of a schedule",
-            answers=_one(responses.Occurrences, times, "Their instants."),
-            mirrors=("PreviewRecurring",),
-            group=SCHEDULES,
-            query=requests.NextQuery,
-            refusals=(404, 409),
-        ),
-        Route(
-            method="POST",
-            path="/v1/schedules-preview",
-            serve=admin.preview_schedule,
-            summary="Compute the next occurrences of an expression",
-            group=SCHEDULES,
-            body=requests.SchedulePreview,
-            example={"cron": "30 2 * * *", "tz": "Europe/Berlin", "count": 3},
-            answers=_one(responses.Occurrences, times, "Their instants."),
-            mirrors=("PreviewRecurring",),
-        ),
-    ]
-
-
-def _capacity(admin: AdminRoutes) -> list[Route]:
-    return [
-        Route(
-            method="GET",
-            path="/v1/pools",
-            serve=admin.list_pools,
-            summary="List the pools with their figures",
-            group=CAPACITY,
-            answers=_one(responses.Pools, None, "All of them."),
-            mirrors=("ListPools",),
-        ),
-        Route(
-            method="POST",
-            path="/v1/pools/{name}/pause",
-            serve=admin.pause_pool(paused=True),
-            summary="Stop a pool from starting attempts",
-            group=CAPACITY,
-            answers={204: DONE},
-            refusals=(404,),
-            mirrors=("PausePool",),
-        ),
-        Route(
-            method="POST",
-            path="/v1/pools/{name}/resume",
-            serve=admin.pause_pool(paused=False),
-            summary="Let a pool start attempts again",
-            group=CAPACITY,
-            answers={204: DONE},
-            refusals=(404,),
-            mirrors=("ResumePool",),
-        ),
-        Route(
-            method="GET",
-            path="/v1/resources",
-            serve=admin.list_resources,
-            summary="List the resources and how much of them is out",
-            group=CAPACITY,
-            answers=_one(responses.Resources, None, "All of them."),
-            mirrors=("ListResources",),
-        ),
-        Route(
-            method="PUT",
-            path="/v1/resources/{name}",
-            serve=admin.set_resource,
-            summary="Resize a resource; holds until its configured size changes",
-            group=CAPACITY,
-            body=requests.ResourceSize,
-            example={"permits": 4},
-            answers=_one(responses.Resource, None, "As it is now."),
-            refusals=(404,),
-            mirrors=("SetResource",),
-        ),
-        Route(
-            method="GET",
-            path="/v1/workers",
-            serve=admin.list_workers,
-            summary="List the workers that are connected",
-            group=CAPACITY,
-            answers=_one(responses.Workers, None, "All of them."),
-            mirrors=("ListWorkers",),
-        ),
-        Route(
-            method="GET",
-            path="/v1/snapshot",
-            serve=admin.snapshot,
-            summary="Show figures of everything",
-            group=CAPACITY,
-            answers=_one(responses.Snapshot, None, "At this moment."),
-            mirrors=("Snapshot",),
         ),
     ]
