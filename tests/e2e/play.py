@@ -23,7 +23,7 @@ from tests.e2e.place import Waits, postgres_place, sqlite_place
 from tests.e2e.replicas import replicas
 from tests.stores.pg import Cluster
 
-CONNECTS_MAX = 8
+CONNECTS_MAX = 12
 """Connections that one client or worker may make within any second, whatever happens."""
 
 

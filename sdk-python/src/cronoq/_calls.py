@@ -38,7 +38,7 @@ LAST_TRY_S = 0.01
 
 # As if so many calls had failed in a row, at most, when the answer was that somebody else leads or
 # will: where nothing was executed nothing is overloaded, and the leader is one connection away.
-NOT_LEADER_FAILURES = 2
+NOT_LEADER_FAILURES = 1
 
 
 class BackoffSeries:

@@ -45,8 +45,8 @@ _ERROR_DOMAIN = "cronoq"
 # Messages a stream may be ahead of its reader; beyond it the server feels the back pressure.
 STREAM_BUFFER = 64
 # A connection is this old, in seconds, before a client leaves it because nobody leads there: so it
-# makes at most four in a second while nobody leads anywhere.
-LEAVE_AFTER_S = 0.25
+# makes at most ten in a second while nobody leads anywhere.
+LEAVE_AFTER_S = 0.1
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
