@@ -25,7 +25,7 @@ from cronoq_server.stores.base import Leadership, Store, Unavailable
 
 log = logging.getLogger(__name__)
 
-ENDED_FIRST = 10_000
+ENDED_FIRST = 2000
 """Ended tasks that are waited for before serving, from a store that answers look-ups."""
 
 
