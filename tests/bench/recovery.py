@@ -92,6 +92,7 @@ async def recover(kind: str, place: str) -> dict[str, Any]:
     if live:
         bytes_each = (after - before) / live - PAYLOAD_OBJECT_BYTES
         result["bytes_per_pending_task_beyond_payload"] = round(bytes_each)
+    await driver.recovering.abandon()
     await store.release_leadership(leadership)
     await store.close()
     return result

@@ -215,7 +215,6 @@ class Driver:
             await self._writer.abandon()
             if not self._recovered:
                 await self.recovering.abandon()
-        self.recovering.go_on(self._bell.set)
         return self.recovering.live
 
     async def _take_over(self) -> Now:
@@ -242,6 +241,7 @@ class Driver:
         """
         assert self._recovered, "recover comes first"
         ending: Ending | None = None
+        self.recovering.go_on(self._bell.set)
         try:
             while not self._is_done():
                 await self._rest()
