@@ -6,7 +6,13 @@
  */
 
 import { clamped, monotonicMs } from "./clock.js";
-import { CronoqError, DeadlineError, NotLeaderError, UnavailableError } from "./errors.js";
+import {
+  CronoqError,
+  DeadlineError,
+  NotLeaderError,
+  StoppingError,
+  UnavailableError,
+} from "./errors.js";
 import type { ClientSettings } from "./options.js";
 import type { Connection, Method } from "./transport.js";
 
@@ -14,8 +20,8 @@ import type { Connection, Method } from "./transport.js";
 const LAST_TRY_MS = 10;
 // The exponent is capped: a float overflows long before the backoff matters.
 const DOUBLINGS_MAX = 64;
-// As if so many calls had failed in a row, at most, when the answer was that somebody else leads:
-// where nothing was executed nothing is overloaded, and the leader is one connection away.
+// As if so many calls had failed in a row, at most, when the answer was that somebody else leads or
+// will: where nothing was executed nothing is overloaded, and the leader is one connection away.
 const NOT_LEADER_FAILURES = 2;
 
 /** The delays of one row of failures: full jitter, growing to a bound. */
@@ -29,7 +35,7 @@ export class BackoffSeries {
 
   /** Returns the next delay in milliseconds, after a call that failed with this if it did. */
   nextDelay(error?: CronoqError): number {
-    if (error instanceof NotLeaderError) {
+    if (error instanceof NotLeaderError || error instanceof StoppingError) {
       this.#failures = Math.min(this.#failures, NOT_LEADER_FAILURES);
     }
     const { initialMs, maximumMs } = this.#bounds;

@@ -282,7 +282,7 @@ function servingEndpoint(child: ChildProcess): Promise<string> {
     // Read to the end, so that the server is never held up.
     for (const stream of [stdout, stderr]) {
       createInterface({ input: stream }).on("line", (line) => {
-        const found = /serving gRPC on (\S+)/.exec(line);
+        const found = /serving gRPC on ([^\s,]+)/.exec(line);
         if (found?.[1] !== undefined) {
           resolve(found[1]);
         } else if (said.length < 100) {

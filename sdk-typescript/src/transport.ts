@@ -20,14 +20,24 @@ import {
   type StatusObject,
 } from "@grpc/grpc-js";
 
+import { monotonicMs } from "./clock.js";
 import type { Endpoint } from "./endpoint.js";
-import { ClosedError, type CronoqError, UnavailableError } from "./errors.js";
+import {
+  ClosedError,
+  type CronoqError,
+  NotLeaderError,
+  StoppingError,
+  UnavailableError,
+} from "./errors.js";
 import type { ConnectSettings, TlsOptions } from "./options.js";
-import { callError } from "./status.js";
+import { callError, type StatusLike } from "./status.js";
 
 const UNLIMITED = -1;
 // Room for answers on their way; the default of 64 KiB would make every large one wait.
 const FLOW_CONTROL_WINDOW = 1024 * 1024;
+// A connection is this old before a client leaves it because nobody leads there: so it makes at
+// most four in a second while nobody leads anywhere.
+const LEAVE_AFTER_MS = 250;
 // Longer times than this overflow a timer.
 const TIMER_MAX_MS = 2 ** 31 - 1;
 
@@ -108,6 +118,10 @@ function readTls(tls: TlsOptions): ChannelCredentials {
 export class Channel {
   readonly #client: Client;
   readonly #token: string | undefined;
+  #openCalls = 0;
+  readonly madeAt = monotonicMs();
+  /** Called when a server answers that it does not lead, or will not for long. */
+  onNotLeader: (channel: Channel) => void = () => undefined;
 
   constructor(client: Client, token: string | undefined) {
     this.#client = client;
@@ -117,6 +131,19 @@ export class Channel {
   /** True while there is a connection that calls can use. */
   get isConnected(): boolean {
     return this.#client.getChannel().getConnectivityState(false) === connectivityState.READY;
+  }
+
+  /** True while no call is under way. */
+  get isIdle(): boolean {
+    return this.#openCalls === 0;
+  }
+
+  #failed(status: StatusLike, initial: Metadata | undefined): CronoqError {
+    const error = callError(status, initial);
+    if (error instanceof NotLeaderError || error instanceof StoppingError) {
+      this.onNotLeader(this);
+    }
+    return error;
   }
 
   /**
@@ -133,6 +160,7 @@ export class Channel {
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
       let initial: Metadata | undefined;
+      this.#openCalls += 1;
       const call = this.#client.makeUnaryRequest(
         method.path,
         method.requestSerialize,
@@ -141,9 +169,10 @@ export class Channel {
         this.#metadata(),
         callOptions(bounds),
         (error, answer) => {
+          this.#openCalls -= 1;
           signal?.removeEventListener("abort", onAbort);
           if (error !== null || answer === undefined) {
-            reject(callError(error ?? { code: Code.INTERNAL, details: "no answer" }, initial));
+            reject(this.#failed(error ?? { code: Code.INTERNAL, details: "no answer" }, initial));
           } else {
             resolve(answer);
           }
@@ -178,8 +207,36 @@ export class Channel {
       cancel: () => {
         call.cancel();
       },
-      [Symbol.asyncIterator]: () => readStream(call, bounds.signal),
+      [Symbol.asyncIterator]: () => this.#read(call, bounds.signal),
     };
+  }
+
+  async *#read<Response>(
+    call: ClientReadableStream<Response>,
+    signal: AbortSignal | undefined,
+  ): AsyncGenerator<Response, void, undefined> {
+    let initial: Metadata | undefined;
+    call.on("metadata", (received: Metadata) => {
+      initial = received;
+    });
+    const onAbort = (): void => {
+      call.cancel();
+    };
+    signal?.addEventListener("abort", onAbort, { once: true });
+    this.#openCalls += 1;
+    try {
+      signal?.throwIfAborted();
+      for await (const message of call as AsyncIterable<Response>) {
+        yield message;
+      }
+    } catch (error) {
+      signal?.throwIfAborted();
+      throw isStatus(error) ? this.#failed(error, initial) : error;
+    } finally {
+      this.#openCalls -= 1;
+      signal?.removeEventListener("abort", onAbort);
+      call.cancel();
+    }
   }
 
   /** Opens a stream in both directions. */
@@ -215,32 +272,6 @@ function callOptions(bounds: CallBounds): { deadline?: number } {
   return timeoutMs === undefined || timeoutMs > TIMER_MAX_MS
     ? {}
     : { deadline: Date.now() + Math.max(0, timeoutMs) };
-}
-
-async function* readStream<Response>(
-  call: ClientReadableStream<Response>,
-  signal: AbortSignal | undefined,
-): AsyncGenerator<Response, void, undefined> {
-  let initial: Metadata | undefined;
-  call.on("metadata", (received: Metadata) => {
-    initial = received;
-  });
-  const onAbort = (): void => {
-    call.cancel();
-  };
-  signal?.addEventListener("abort", onAbort, { once: true });
-  try {
-    signal?.throwIfAborted();
-    for await (const message of call as AsyncIterable<Response>) {
-      yield message;
-    }
-  } catch (error) {
-    signal?.throwIfAborted();
-    throw isStatus(error) ? callError(error, initial) : error;
-  } finally {
-    signal?.removeEventListener("abort", onAbort);
-    call.cancel();
-  }
 }
 
 function isStatus(error: unknown): error is Pick<StatusObject, "code" | "details"> {
@@ -283,6 +314,9 @@ export class Connection {
     }
     if (this.#channel === undefined) {
       this.#channel = this.#dial();
+      this.#channel.onNotLeader = (channel) => {
+        this.#leave(channel);
+      };
       this.#certificates = version;
     }
     this.#boundConnecting(this.#channel);
@@ -297,6 +331,22 @@ export class Connection {
       const text = `cannot connect to ${endpoint.toString()}: ${(error as Error).message}`;
       throw new UnavailableError(text, { executed: false, cause: error });
     }
+  }
+
+  /** Has the next call dial anew: behind the same address somebody else may lead. */
+  #leave(channel: Channel): void {
+    if (channel !== this.#channel || monotonicMs() - channel.madeAt < LEAVE_AFTER_MS) {
+      return;
+    }
+    for (const retired of this.#retired.splice(0)) {
+      if (retired.isIdle) {
+        retired.close();
+      } else {
+        this.#retired.push(retired);
+      }
+    }
+    this.#retired.push(channel);
+    this.#channel = undefined;
   }
 
   /** grpc-js waits for a connection as long as the system does; calls here wait no longer than set. */

@@ -14,9 +14,24 @@ import {
   TaskHandle,
   Worker,
 } from "../src/index.js";
-import { startTestServer, type TestServer } from "../src/testing.js";
+import { type Advance, startTestServer, type TestServer } from "../src/testing.js";
 import { ROOT, runProgram, SKIP_SERVER } from "./real-server.js";
 import { Fact, soon } from "./scripted-server.js";
+
+/** Moves a clock, again and again, until the function that it returns is called. */
+function keepMoving(server: TestServer, by: number | Advance): () => Promise<void> {
+  const stop = new AbortController();
+  const moving = (async () => {
+    while (!stop.signal.aborted) {
+      await server.advance(by);
+      await server.settle();
+    }
+  })();
+  return async () => {
+    stop.abort();
+    await moving;
+  };
+}
 
 describe("a real server", { skip: SKIP_SERVER }, () => {
   let server: TestServer;
@@ -63,7 +78,7 @@ describe("a real server", { skip: SKIP_SERVER }, () => {
     });
     const ended = once(worker, "exit");
     // The clock stands still: backoffs pass when it is moved.
-    const moving = setInterval(() => void server.advance(1_000), 100);
+    const stopMoving = keepMoving(server, 100);
     try {
       const submitted = await runProgram(process.execPath, [
         "build/examples/submit-and-wait.js",
@@ -85,7 +100,7 @@ describe("a real server", { skip: SKIP_SERVER }, () => {
       ]);
       assert.deepEqual([piped.stdout, piped.code], ["the sum of ten squares is 285\n", 0]);
     } finally {
-      clearInterval(moving);
+      await stopMoving();
       worker.kill("SIGTERM");
       assert.deepEqual(await ended, [0, null]);
     }
@@ -156,9 +171,9 @@ describe("a real server", { skip: SKIP_SERVER }, () => {
       }
     })();
     const rejected = assert.rejects(watching);
-    const moving = setInterval(() => void server.advance({ minutes: 20 }), 50);
+    const stopMoving = keepMoving(server, { minutes: 20 });
     const event = await seen.come();
-    clearInterval(moving);
+    await stopMoving();
     ending.abort(new Error("seen"));
     await rejected;
     assert.equal((await client.get(event.id)).schedule, name);

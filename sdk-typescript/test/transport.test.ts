@@ -10,6 +10,7 @@ import { describe, it, type TestContext } from "node:test";
 import { status as Code } from "@grpc/grpc-js";
 
 import { TaskInfo as WireInfo } from "../src/gen/cronoq/v1/task.js";
+import { TasksService } from "../src/gen/cronoq/v1/tasks.js";
 import {
   Client,
   type ClientOptions,
@@ -17,7 +18,9 @@ import {
   UnavailableError,
   Worker,
 } from "../src/index.js";
+import { clientSettings } from "../src/options.js";
 import { readErrorInfo, statusError } from "../src/status.js";
+import { Connection } from "../src/transport.js";
 import {
   CERTS,
   Fact,
@@ -213,6 +216,29 @@ describe("connections", () => {
       }),
     );
     assert.ok(silent.sockets.length > 1);
+  });
+
+  it("to a server that does not lead are left for new ones, not too often", async (test) => {
+    const server = await new ScriptedServer().start();
+    test.after(() => {
+      server.stop();
+    });
+    let tries = 0;
+    server.on("get", () => {
+      throw new Refusal(Code.UNAVAILABLE, "standby", "NOT_LEADER");
+    });
+    const connection = new Connection(clientSettings({ endpoint: server.endpoint }));
+    const request = { task: { ref: { $case: "id" as const, value: 1n } } };
+    const first = connection.channel();
+    const age = (): number => performance.now() - first.madeAt;
+    while (connection.channel() === first) {
+      tries += 1;
+      await soon(assert.rejects(first.unary(TasksService.get, request), UnavailableError));
+    }
+    assert.ok(age() >= 250);
+    assert.ok(tries > 1);
+    assert.ok(first.isIdle);
+    connection.close();
   });
 
   it("work over IPv6", async (test) => {
