@@ -27,7 +27,7 @@ from cronoq_server.runtime import ring as ring_module
 from cronoq_server.runtime.loading import Loader
 from cronoq_server.runtime.watch_stream import BOOKMARK_EVERY
 from cronoq_server.runtime.watchers import LINGER
-from cronoq_server.stores.base import Leadership
+from cronoq_server.stores.base import HISTORY_BITS, Leadership
 from cronoq_server.stores.memory import MemoryDisk, MemoryStore
 from cronoq_server.testing.builders import batch, changed, inserted, task
 from cronoq_server.testing.faults import ManualClock, settle
@@ -364,6 +364,21 @@ class TestResume:
                 with pytest.raises(Refused) as caught:
                     await done(post.watchers.open(ENDS, after_cursor=cursor))
                 assert caught.value.refusal.reason is ErrorReason.CURSOR_UNKNOWN
+
+    async def test_a_cursor_of_the_time_before_a_restore_is_unknown(self) -> None:
+        """Also when the log has grown past it: what it has seen may have been undone."""
+        disk = MemoryDisk()
+        async with leader(disk=disk) as post:
+            await post.commit(event(1))
+            old = post.watchers.present()
+            await post.store.release_leadership(post.term)
+        disk.position = 1 << HISTORY_BITS
+        async with leader(disk=disk) as post:
+            await post.commit(event(2))
+            with pytest.raises(Refused) as caught:
+                await done(post.watchers.open(ENDS, after_cursor=old))
+            assert caught.value.refusal.reason is ErrorReason.CURSOR_UNKNOWN
+            assert await done(post.watchers.open(ENDS, after_cursor=post.watchers.present()))
 
     async def test_a_cursor_from_before_the_retained_ends_is_unknown(self) -> None:
         """Ends after it are gone: the watcher must know that it missed some."""

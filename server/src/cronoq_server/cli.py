@@ -3,12 +3,13 @@
     cronoq-server [serve]     serves
     cronoq-server config      prints the configuration that holds in the end, without secrets
     cronoq-server shards      prints which shard owns what, and whether a leader answers there
+    cronoq-server raise-epoch makes a store that was restored from a back-up fit to be served
     cronoq-server dev-certs   makes certificates for trying TLS out
 
 Exit codes:
 
     0   served and stopped in order, or there was only something to print or check
-    1   the server failed; the log says why
+    1   the server failed, and the log says why; or what was asked for could not be done
     2   the command line or the configuration is wrong
     3   an address is in use, or can't be bound
     130 a second signal ended a shutdown that was under way
@@ -44,6 +45,12 @@ FAILED = 1
 WRONG_CONFIG = 2
 ADDRESS_IN_USE = 3
 
+EPOCH_ABOVE_MAX = 1 << 40
+"""Highest epoch that `--above` takes."""
+
+FOR_ONE_SHARD = ("serve", "raise-epoch")
+"""Commands that concern one store, and so need a shard's name where there are shards."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code.
@@ -67,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OK
     if given.command == "shards":
         return _shards(config)
+    if given.command == "raise-epoch":
+        return _raise_epoch(config, given.above)
     return _serve(config, lambda: configured(given), test_clock=given.test_clock)
 
 
@@ -76,11 +85,21 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="cronoq-server", description="A durable task queue server.", allow_abbrev=False
     )
     parser.add_argument(
-        "command", nargs="?", choices=["serve", "config", "shards", "dev-certs"], default="serve"
+        "command",
+        nargs="?",
+        choices=["serve", "config", "shards", "raise-epoch", "dev-certs"],
+        default="serve",
     )
     parser.add_argument("folder", nargs="?", type=Path, help="dev-certs: where to write them")
     parser.add_argument(
         "--name", action="append", default=[], help="dev-certs: a further name of the server"
+    )
+    parser.add_argument(
+        "--above",
+        type=_epoch,
+        metavar="EPOCH",
+        default=0,
+        help="raise-epoch: the highest epoch that the log has shown since the back-up",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a cronoq.toml")
     parser.add_argument("--shard", metavar="NAME", help="which of [[shards]] this server is for")
@@ -106,6 +125,8 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     if (given.folder is not None) != (given.command == "dev-certs"):
         parser.error("dev-certs, and nothing else, takes the folder to write to")
+    if given.above and given.command != "raise-epoch":
+        parser.error("raise-epoch, and nothing else, takes --above")
     return given
 
 
@@ -114,6 +135,12 @@ def _address(text: str) -> Address:
         return parse_address(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _epoch(text: str) -> int:
+    if not text.isdecimal() or int(text) > EPOCH_ABOVE_MAX:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to {EPOCH_ABOVE_MAX}")
+    return int(text)
 
 
 def configured(given: argparse.Namespace) -> Config:
@@ -151,7 +178,8 @@ def configured(given: argparse.Namespace) -> Config:
     config = dataclasses.replace(config, server=server, store=store)
     if given.shard is not None or given.store is not None:
         problems += sharding_problems(config)
-    if config.shards and server.shard is None and given.command == "serve" and not given.check:
+    is_for_one = given.command in FOR_ONE_SHARD and not given.check
+    if config.shards and server.shard is None and is_for_one:
         names = ", ".join(shard.name for shard in config.shards)
         problems.append(Problem("--shard", f"must be given, since there are [[shards]]: {names}"))
     if problems:
@@ -210,6 +238,24 @@ def _shards(config: Config) -> int:
     from cronoq_server import shard_table
 
     print(asyncio.run(shard_table.table(config)))
+    return OK
+
+
+def _raise_epoch(config: Config, above: int) -> int:
+    import asyncio
+
+    from cronoq_server.assembly import store_settings
+    from cronoq_server.stores.base import StoreError
+    from cronoq_server.stores.raising import raise_store
+
+    try:
+        before, after = asyncio.run(raise_store(store_settings(config), above))
+    except StoreError as error:
+        print(f"cronoq-server: nothing was changed: {error}", file=sys.stderr)
+        return FAILED
+    print(f"epoch {before.epoch} -> {after.epoch}")
+    print(f"position {before.position} -> {after.position}")
+    print(f"highest id {before.high_water} -> {after.high_water}")
     return OK
 
 

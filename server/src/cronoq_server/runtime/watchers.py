@@ -36,7 +36,7 @@ from cronoq_server.runtime.ring import Ring
 from cronoq_server.runtime.watch_stream import WatchBatch as WatchBatch
 from cronoq_server.runtime.watch_stream import WatchFilter as WatchFilter
 from cronoq_server.runtime.watch_stream import WatchStream as WatchStream
-from cronoq_server.stores.base import FinishedPage, FinishedQuery, Forgotten
+from cronoq_server.stores.base import FinishedPage, FinishedQuery, Forgotten, history_of
 
 LINGER: Duration = 60 * SECOND
 """How long events are still published when the last watcher has gone."""
@@ -161,6 +161,8 @@ class Watchers:
         cursor, ring = cursors.decode(given), self.ring
         if cursor is None or cursor.epoch > self.epoch or cursor.position > ring.position:
             raise Refused(CURSOR_UNKNOWN)
+        if history_of(cursor.position) != history_of(ring.position):
+            raise Refused(CURSOR_UNKNOWN)  # given before the store was restored from a back-up
         ahead = cursor.position == ring.position and cursor.index > ring.index
         if cursor.epoch == self.epoch and ahead:
             raise Refused(CURSOR_UNKNOWN)

@@ -37,6 +37,18 @@ from cronoq_server.engine.mutations import (
     TaskInserted,
 )
 
+HISTORY_BITS = 40
+"""Positions of one history; more batches than a store writes in decades."""
+
+
+def history_of(position: int) -> int:
+    """Which history a position belongs to: a store that was restored begins another one.
+
+    Two positions of one history can be compared. One of an earlier history tells of batches that
+    the restored store may never have seen.
+    """
+    return position >> HISTORY_BITS
+
 
 class StoreError(Exception):
     """A store could not do what it was asked."""

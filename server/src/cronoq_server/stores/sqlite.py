@@ -136,11 +136,11 @@ class SqliteStore:
 
     def _acquire(self, db: sqlite3.Connection, holder: str, since: Instant) -> Leadership | None:
         settings, clock = self._settings, self._clock
-        seen = _lease(db)
+        seen = read_lease(db)
         if not self._watch.may_take(seen, clock.wall(), clock.mono()):
             return None
         with transaction(db):
-            if _lease(db) != seen:
+            if read_lease(db) != seen:
                 return None  # between the look and the lock somebody else was faster
             schema_version(db)
             _identify(db, settings.shard)
@@ -384,7 +384,8 @@ def _term(leadership: Leadership) -> SqliteLeadership:
     return leadership
 
 
-def _lease(db: sqlite3.Connection) -> LeaseRow:
+def read_lease(db: sqlite3.Connection) -> LeaseRow:
+    """What the leader row says about the lease."""
     epoch, holder, expires_at, renewals, process = db.execute(
         "SELECT epoch, holder, expires_at, renewals, process FROM cronoq_leader"
     ).fetchone()
