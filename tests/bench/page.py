@@ -240,6 +240,68 @@ def _idle() -> str:
     return f"{_table(rows)}\n\n{_origin(result)}"
 
 
+def _faults() -> str:
+    result = _load("faults")
+    rows: list[tuple[object, ...]] = [
+        (
+            "fault",
+            "store",
+            "times",
+            "tasks acknowledged",
+            "occurrences",
+            "leaderships",
+            "silence, s: median / longest",
+        )
+    ]
+    for row in result["rows"]:
+        silence = f"{row['silence_median_s']:.1f} / {row['silence_longest_s']:.1f}"
+        name, tasks = row["fault"].replace("-", " "), _grouped(row["tasks"])
+        rows.append(
+            (
+                name,
+                NAMES[row["store"]],
+                row["strikes"],
+                tasks,
+                row["occurrences"],
+                row["terms"],
+                silence,
+            )
+        )
+    tasks = _grouped(sum(row["tasks"] for row in result["rows"]))
+    strikes = sum(row["strikes"] for row in result["rows"])
+    note = f"{strikes} strikes, {tasks} acknowledged tasks: none lost, none ended or begun twice."
+    return f"{_table(rows)}\n\n{note}\n\n{_origin(result)}"
+
+
+def _failover() -> str:
+    result = _load("failover")
+    rows: list[tuple[object, ...]] = [
+        (
+            "the leader was",
+            "store",
+            "next one ready, s",
+            "submit acknowledged, s",
+            "quietest round",
+            "longest",
+            "at most",
+        )
+    ]
+    for store, ways in result["stores"].items():
+        for how, way in ways.items():
+            at_most = {"stopped": "1", "killed": "2" if store == "postgres" else ""}[how]
+            submits = sorted(row["submit_s"] for row in way["rounds"])
+            seconds = (way["ready_median_s"], way["submit_median_s"], submits[0], submits[-1])
+            rows.append((how, NAMES[store], *(f"{figure:.2f}" for figure in seconds), at_most))
+    pending, finished = _grouped(result["pending"]), _grouped(result["finished"])
+    rounds = len(next(iter(result["stores"].values()))["killed"]["rounds"])
+    note = (
+        f"Medians of {rounds} rounds; {pending} tasks pending, {finished} finished within the "
+        "hour. What it takes is a dozen short steps in turn in three processes: on a busy machine "
+        "each of them waits for its turn, so look at the load average."
+    )
+    return f"{_table(rows)}\n\n{note}\n\n{_origin(result)}"
+
+
 TABLES = {
     "e2e": _e2e,
     "engine": _engine,
@@ -248,6 +310,8 @@ TABLES = {
     "backlog": _backlog,
     "recovery": _recovery,
     "churn": _churn,
+    "failover": _failover,
+    "faults": _faults,
 }
 
 

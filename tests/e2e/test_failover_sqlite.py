@@ -58,7 +58,7 @@ async def test_probes_tell_the_roles(tmp_path: Path) -> None:
     """Both live, one is ready; a standby stops in order as well."""
     store = LONG_LEASE.format(path=tmp_path / "q.db")
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(120),
         replicas(tmp_path, store) as (_, group),
         httpx.AsyncClient(trust_env=False) as client,
     ):
