@@ -156,9 +156,20 @@ impl Client {
     /// Submits one task and returns once it is acknowledged durably; concurrent submits share
     /// requests. [`ErrorKind::Unavailable`] without a key means that the outcome may be unknown.
     pub async fn submit(&self, task: TaskSpec) -> Result<TaskHandle> {
+        let task = self.traced(task);
         let mut waiting = self.submits.enqueue(&task, self.ends_at())?;
         let admitted = self.submits.admitted(&mut waiting).await?;
         Ok(self.handle(task.key, admitted))
+    }
+
+    /// The task with the present trace context, if it names none and the program wants it.
+    fn traced(&self, mut task: TaskSpec) -> TaskSpec {
+        if let Some(ask) = &self.caller.options.trace_context
+            && task.trace_context.is_empty()
+        {
+            task.trace_context = ask();
+        }
+        task
     }
 
     fn handle(&self, key: String, (id, duplicate): (u64, bool)) -> TaskHandle {
@@ -175,6 +186,7 @@ impl Client {
         let mut outcomes: Vec<Result<TaskHandle>> = Vec::new();
         let mut waiting = std::collections::VecDeque::new();
         for task in tasks {
+            let task = self.traced(task);
             waiting.push_back(self.submits.enqueue(&task, ends_at).map(|place| (task.key, place)));
             // Requests leave in order, so the oldest open task tells when there is room.
             while self.submits.has_backlog()
@@ -205,7 +217,7 @@ impl Client {
         tasks: impl IntoIterator<Item = TaskSpec>,
     ) -> Result<Vec<TaskHandle>> {
         let codec = self.caller.options.codec.as_ref();
-        let tasks: Vec<TaskSpec> = tasks.into_iter().collect();
+        let tasks: Vec<TaskSpec> = tasks.into_iter().map(|task| self.traced(task)).collect();
         let written = tasks.iter().map(|task| write_spec(task, codec)).collect::<Result<_>>()?;
         // With a key on each, a repetition finds the tasks of the first try.
         let are_keyed = tasks.iter().all(|task| !task.key.is_empty());

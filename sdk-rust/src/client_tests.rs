@@ -67,6 +67,23 @@ async fn concurrent_submits_share_a_request() {
     assert_eq!(&requests[0].tasks[2].payload[..], b"3");
 }
 
+/// A task that names no trace context is given the present one, if the program wants that.
+#[tokio::test]
+async fn tasks_carry_the_trace_context() {
+    let server = ScriptedServer::start().await;
+    server.reply("submit_many", Ok(admitted([1, 2])));
+    let present = || [("traceparent".to_owned(), "present".to_owned())].into();
+    let traced =
+        ClientOptions { trace_context: Some(std::sync::Arc::new(present)), ..options(&server) };
+    let own = [("traceparent".to_owned(), "own".to_owned())].into();
+    let tasks = [TaskSpec::of("a"), TaskSpec { trace_context: own, ..TaskSpec::of("b") }];
+    soon(Client::new(traced).unwrap().submit_many(tasks)).await;
+    let sent = server.requests::<proto::SubmitManyRequest>("submit_many").remove(0).tasks;
+    let told: Vec<&str> =
+        sent.iter().map(|task| task.trace_context["traceparent"].as_str()).collect();
+    assert_eq!(told, ["present", "own"]);
+}
+
 /// Requests are bounded by count and by half a message.
 #[tokio::test]
 async fn requests_are_split_by_count_and_size() {

@@ -84,7 +84,7 @@ pub use errors::{Error, ErrorKind, ErrorReason, Result, TaskFailure};
 pub use handlers::{Interceptor, Next};
 pub use options::{
     Backoff, ClientOptions, Keepalive, OnAbort, OnConnect, OnDisconnect, OnRedirect, TlsOptions,
-    WorkerOptions,
+    TraceContext, WorkerOptions,
 };
 pub use payload::{
     Codec, Encoded, JsonCodec, MsgpackCodec, Payload, ReadTyped, Slot, Transform,

@@ -61,6 +61,9 @@ impl Default for Keepalive {
     }
 }
 
+/// Tells the W3C trace context of what runs now; `otel::current_trace_context` is one.
+pub type TraceContext = Arc<dyn Fn() -> BTreeMap<String, String> + Send + Sync>;
+
 /// Options of a [`Client`](crate::Client).
 #[derive(Clone)]
 pub struct ClientOptions {
@@ -86,6 +89,8 @@ pub struct ClientOptions {
     pub max_wait: Duration,
     /// Tasks in one request.
     pub max_tasks_per_batch: usize,
+    /// Asked for the trace context of each task that names none.
+    pub trace_context: Option<TraceContext>,
 }
 
 impl Default for ClientOptions {
@@ -102,6 +107,7 @@ impl Default for ClientOptions {
             deadline: Duration::from_secs(60),
             max_wait: Duration::from_secs(60),
             max_tasks_per_batch: 1000,
+            trace_context: None,
         }
     }
 }

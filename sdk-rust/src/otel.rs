@@ -5,15 +5,18 @@
 //!
 //! ```no_run
 //! # use std::sync::Arc;
-//! # use cronoq::{TaskSpec, WorkerOptions, otel};
-//! let task = otel::with_trace_context(TaskSpec::new("greet", "world"));
-//! let options = WorkerOptions {
-//!     interceptors: vec![Arc::new(otel::TraceAttempts)],
+//! # use cronoq::{ClientOptions, WorkerOptions, otel};
+//! let client = ClientOptions {
+//!     trace_context: Some(Arc::new(otel::current_trace_context)),
+//!     ..Default::default()
+//! };
+//! let worker = WorkerOptions {
+//!     interceptors: vec![Arc::new(otel::tracing())],
 //!     ..Default::default()
 //! };
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use futures_util::future::BoxFuture;
 use opentelemetry::trace::{FutureExt, Link, SpanKind, Status, TraceContextExt, Tracer};
@@ -21,24 +24,29 @@ use opentelemetry::{Context, KeyValue, global};
 
 use crate::attempt::{Attempt, Ending, HandlerError};
 use crate::handlers::{Interceptor, Next};
-use crate::spec::TaskSpec;
 
-/// Puts the present trace context into a task, unless it has one.
+/// The trace context of what runs now: the option `trace_context` of a client.
 #[must_use]
-pub fn with_trace_context(mut task: TaskSpec) -> TaskSpec {
-    if task.trace_context.is_empty() {
-        let mut carrier: HashMap<String, String> = HashMap::new();
-        global::get_text_map_propagator(|propagator| propagator.inject(&mut carrier));
-        task.trace_context = carrier.into_iter().collect();
-    }
-    task
+pub fn current_trace_context() -> BTreeMap<String, String> {
+    let mut carrier: HashMap<String, String> = HashMap::new();
+    global::get_text_map_propagator(|propagator| propagator.inject(&mut carrier));
+    carrier.into_iter().collect()
 }
 
-/// Makes a span of each attempt, in a trace of its own that is linked to the submitter's.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct TraceAttempts;
+/// Makes a span of each attempt; see [`tracing()`].
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Tracing;
 
-impl Interceptor for TraceAttempts {
+/// An interceptor for a worker that makes a span of each attempt. It is the root of a trace of its
+/// own, since an attempt may run long after its submitter's trace has ended, and is linked to the
+/// span that submitted the task. The span is the current one while an async handler runs.
+#[must_use]
+pub fn tracing() -> Tracing {
+    Tracing
+}
+
+impl Interceptor for Tracing {
     fn around(&self, attempt: Attempt, next: Next) -> BoxFuture<'static, Result<(), HandlerError>> {
         let context = span_of(&attempt);
         Box::pin(async move {
@@ -63,7 +71,7 @@ fn span_of(attempt: &Attempt) -> Context {
     let links = if from.is_valid() { vec![Link::new(from, Vec::new(), 0)] } else { Vec::new() };
     let tracer = global::tracer("cronoq");
     let span = tracer
-        .span_builder(format!("attempt {}", attempt.kind()))
+        .span_builder("cronoq.attempt")
         .with_kind(SpanKind::Consumer)
         .with_attributes([
             KeyValue::new("cronoq.task_id", attempt.task_id().to_string()),

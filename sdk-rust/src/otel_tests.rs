@@ -20,7 +20,7 @@ fn exporter() -> InMemorySpanExporter {
 async fn traced(fails: bool) -> Vec<SpanData> {
     let exporter = exporter();
     let fake = FakeAttempt {
-        interceptors: vec![std::sync::Arc::new(TraceAttempts)],
+        interceptors: vec![std::sync::Arc::new(tracing())],
         trace_context: [("traceparent".to_owned(), TRACE_PARENT.to_owned())].into(),
         ..FakeAttempt::default()
     };
@@ -37,7 +37,7 @@ async fn traced(fails: bool) -> Vec<SpanData> {
 #[tokio::test]
 async fn attempts_are_linked_to_their_submitters() {
     let span = traced(false).await.remove(0);
-    assert_eq!(span.name, "attempt test");
+    assert_eq!(span.name, "cronoq.attempt");
     assert_eq!(span.parent_span_id, SpanId::INVALID);
     let link = &span.links[0].span_context;
     let submitter = TraceId::from_hex("0af7651916cd43dd8448eb211c80319c").unwrap();
@@ -49,8 +49,8 @@ async fn attempts_are_linked_to_their_submitters() {
     let tracer = global::tracer("test");
     let context = Context::new().with_span(tracer.start("submit"));
     let guard = context.clone().attach();
-    let task = with_trace_context(TaskSpec::of("k"));
+    let told = current_trace_context();
     drop(guard);
     let trace = context.span().span_context().trace_id().to_string();
-    assert!(task.trace_context["traceparent"].contains(&trace));
+    assert!(told["traceparent"].contains(&trace));
 }
