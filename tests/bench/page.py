@@ -225,6 +225,24 @@ def _engine() -> str:
     return f"{_table(rows)}\n\n{note} beside its payload. {mix}\n\n{_origin(result)}"
 
 
+def _placement() -> str:
+    result = _load("placement")
+    cost = {(row["mix"], row["waiting"]): row["us_per_start"] for row in result["rows"]}
+    mixes = dict.fromkeys(mix for mix, _ in cost)
+    sizes = sorted({size for _, size in cost})
+    head = ("mix", *(f"µs per start, {_grouped(size)} wait" for size in sizes), "ratio", "at most")
+    rows = [
+        (
+            mix,
+            *(f"{cost[mix, size]:.1f}" for size in sizes),
+            f"{cost[mix, sizes[-1]] / cost[mix, sizes[0]]:.1f}",
+            "6",
+        )
+        for mix in mixes
+    ]
+    return f"{_table([head, *rows])}\n\n{_origin(result)}"
+
+
 def _idle() -> str:
     result = _load("idle")
     rows = [
@@ -306,6 +324,7 @@ TABLES = {
     "e2e": _e2e,
     "engine": _engine,
     "idle": _idle,
+    "placement": _placement,
     "sweep": _sweep,
     "backlog": _backlog,
     "recovery": _recovery,

@@ -19,7 +19,7 @@ from typing import Any
 from cronoq_server.engine.placement import Placement, PoolRules, Waiting
 from cronoq_server.engine.placement.gates import Demand
 from cronoq_server.engine.placement.resources import ResourceRules, Resources
-from tests.bench.environment import describe, print_result
+from tests.bench.environment import describe, print_result, save
 
 SECOND = 10**9
 STEP = 100
@@ -243,6 +243,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=30, help="steps in a round")
     parser.add_argument("--json", action="store_true", help="JSON, also on a terminal")
+    parser.add_argument("--save", action="store_true", help="keep the result for the documentation")
     options = parser.parse_args(arguments)
     names = options.mixes.split(",")
     unknown = [name for name in names if name not in MIXES]
@@ -252,6 +253,8 @@ def main(arguments: Sequence[str]) -> int:
     result = measure(names, sizes, options.rounds, options.steps)
     head = tuple(result["rows"][0])
     rows = [head, *(tuple(str(row[name]) for name in head) for row in result["rows"])]
+    if options.save:
+        save(result, "placement")
     print_result(result, rows, as_json=options.json)
     return 0
 
