@@ -28,7 +28,8 @@ from tests.e2e.replicas import Group, ReplicaProcess, replicas
 from tests.stores.pg import running_cluster
 
 DEADLINE_S = 120.0
-FLOORS_S = {"killed": 2.0, "stopped": 1.0}
+FLOORS_S = {"killed": ("submit_median_s", 2.0), "stopped": ("ready_median_s", 1.0)}
+"""What is bounded: after a kill the first acknowledgement, after a release the next leader."""
 
 
 class Caller:
@@ -123,7 +124,7 @@ async def _postgres(directory: Path, options: argparse.Namespace) -> dict[str, A
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs from the command line; 1 if a median is above its floor."""
+    """Runs from the command line; 1 if a median is above its bound."""
     parser = argparse.ArgumentParser(prog="./justw bench failover", description=__doc__)
     parser.add_argument("--store", choices=("sqlite", "postgres", "all"), default="all")
     parser.add_argument("--pending", type=int, default=10_000, help="tasks that wait")
@@ -143,12 +144,15 @@ def main(arguments: Sequence[str]) -> int:
                 result["stores"][store] = asyncio.run(measure(Path(directory), options))
     if options.save:
         save(result, "failover")
-    rows: list[tuple[str, ...]] = [("store", "leader", "median s", "longest s", "at most s")]
+    rows: list[tuple[str, ...]] = [
+        ("store", "leader", "ready s", "submit s", "longest s", "bounded s", "at most s")
+    ]
     is_met = True
     for store, ways in result["stores"].items():
-        for how, floor in FLOORS_S.items():
-            median, longest = ways[how]["submit_median_s"], ways[how]["submit_longest_s"]
-            rows.append((store, how, f"{median:.2f}", f"{longest:.2f}", f"{floor:.1f}"))
-            is_met = is_met and median <= floor
+        for how, (bounded, most) in FLOORS_S.items():
+            way = ways[how]
+            names = ("ready_median_s", "submit_median_s", "submit_longest_s", bounded)
+            rows.append((store, how, *(f"{way[name]:.2f}" for name in names), f"{most:.1f}"))
+            is_met = is_met and way[bounded] <= most
     print_result(result, rows, as_json=options.json)
     return 0 if is_met else 1

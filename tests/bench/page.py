@@ -306,7 +306,7 @@ def _failover() -> str:
     ]
     for store, ways in result["stores"].items():
         for how, way in ways.items():
-            at_most = {"stopped": "1", "killed": "2" if store == "postgres" else ""}[how]
+            at_most = {"stopped": "ready: 1", "killed": "acknowledged: 2"}[how]
             submits = sorted(row["submit_s"] for row in way["rounds"])
             seconds = (way["ready_median_s"], way["submit_median_s"], submits[0], submits[-1])
             rows.append((how, NAMES[store], *(f"{figure:.2f}" for figure in seconds), at_most))
