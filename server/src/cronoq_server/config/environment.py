@@ -4,7 +4,9 @@ A name is `CRONOQ_` and the path with two underscores between its parts, a numbe
 its tables: `CRONOQ_POOLS__0__MAX=8`; the number after the last one adds a table. A value is the
 text itself where the key takes texts, and else TOML: `8`, `true`, `["a", "b"]`, `{ max = 8 }`.
 
-Variables without two underscores that name no section are others' and are left alone.
+A whole list may be given as well: `CRONOQ_RESOURCES=[{ name = "api", permits = 3 }]`. All other
+variables without two underscores are somebody else's and are left alone: `CRONOQ_SERVER` and
+`CRONOQ_TOKEN` mean something to other programs of this family.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from cronoq_server.config.sections import Config
 from cronoq_server.config.values import Problem
 
 PREFIX = "CRONOQ_"
-SECTIONS = frozenset(entry.name for entry in fields(Config))
+LISTS = frozenset(entry.name for entry in fields(Config) if "tables" in entry.metadata)
 
 
 class Text(NamedTuple):
@@ -54,7 +56,7 @@ def overlay(
         if not variable.startswith(PREFIX):
             continue
         parts = variable[len(PREFIX) :].lower().split("__")
-        if len(parts) == 1 and parts[0] not in SECTIONS:
+        if len(parts) == 1 and parts[0] not in LISTS:
             continue
         try:
             path = _put(document, parts, Text(environment[variable]))
