@@ -54,14 +54,12 @@ impl Behaviours {
         if does["quiet"] == true {
             return self.act(&does, &attempt, payload).await;
         }
-        began(&attempt);
-        let _end = EndOf(attempt.clone());
+        let _end = tell(&does, &attempt);
         self.act(&does, &attempt, payload).await
     }
 
     pub fn run_blocking(&self, does: &Value, attempt: Attempt, payload: Payload) -> Ended {
-        began(&attempt);
-        let _end = EndOf(attempt.clone());
+        let _end = tell(does, &attempt);
         Handle::current().block_on(self.act(does, &attempt, payload))
     }
 
@@ -140,6 +138,14 @@ pub fn needs_thread(does: &Value) -> bool {
     (does["act"] == "busy" && does["on_loop"] != true)
         || (does["act"] == "block" && does["ignore_stop"] == true)
         || parts.into_iter().any(needs_thread)
+}
+
+/// Tells that an attempt has begun, and its end once that is dropped; a quiet one tells neither.
+fn tell(does: &Value, attempt: &Attempt) -> Option<EndOf> {
+    (does["quiet"] != true).then(|| {
+        began(attempt);
+        EndOf(attempt.clone())
+    })
 }
 
 fn began(attempt: &Attempt) {
