@@ -104,6 +104,7 @@ PARTS = (
     Part("conformance", ("just", "conformance", "--quiet"), counts_tests=True),
     tests("new language", "tests/conformance"),
     tests("bench", "tests/bench"),
+    tests("deploy", "tests/deploy"),
     tests("e2e", "tests/e2e"),
 )
 
