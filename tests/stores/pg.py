@@ -114,8 +114,18 @@ class Cluster:
     def _launch(self, arguments: list[str]) -> None:
         with (self._directory / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                arguments, cwd=self._directory, stdout=log, stderr=log, user=self.user
+                [*self._as_user(), *arguments], cwd=self._directory, stdout=log, stderr=log
             )
+
+    def _as_user(self) -> tuple[str, ...]:
+        """A command that goes on as the user who runs the server, with the same process id.
+
+        Python itself would fork for that, and gRPC's threads do not outlive a fork.
+        """
+        if self.user is None:
+            return ()
+        group = pwd.getpwnam(self.user).pw_gid
+        return ("setpriv", f"--reuid={self.user}", f"--regid={group}", "--clear-groups")
 
     def stop(self, number: int = signal.SIGINT) -> None:
         """Stops the server: SIGINT ends its sessions, SIGQUIT leaves it to recover."""
