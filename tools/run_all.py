@@ -84,6 +84,7 @@ PARTS = (
     tests(
         "server",
         "tests/test_config.py",
+        "tests/test_ordering.py",
         "tests/test_embedded.py",
         "tests/test_reloading.py",
         "tests/test_telemetry.py",
