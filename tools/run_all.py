@@ -86,6 +86,7 @@ PARTS = (
         "tests/test_config.py",
         "tests/test_ordering.py",
         "tests/test_embedded.py",
+        "tests/test_ordering.py",
         "tests/test_reloading.py",
         "tests/test_telemetry.py",
     ),

@@ -211,3 +211,13 @@ def test_raising_ends_with_the_range_of_ids() -> None:
         with pytest.raises(Unusable, match="no room is left"):
             raised(Marks(EPOCH_MAX, 1, last - IDS + 1), shard)
         assert raised(Marks(EPOCH_MAX, 1, last - IDS), shard).high_water == last
+
+
+@pytest.mark.parametrize(("shard", "times"), [(None, 4000), (1, 30)])
+def test_there_is_room_to_raise_many_times(shard: int | None, times: int) -> None:
+    """As often as the guide says, with a task in between."""
+    marks = Marks(1, 1, 0)
+    for _ in range(times):
+        marks = raised(marks, shard)
+        used = IdSource(shard, marks.epoch + 1, marks.high_water).take()
+        marks = Marks(marks.epoch + 1, marks.position + 1, used)

@@ -46,6 +46,13 @@ ROWS_MAX = 512
 IDS = "(SELECT value FROM json_each(?))"
 """A list of numbers, given as one JSON text."""
 
+# Columns are named: a newer build may add some while this one leads.
+_INTO_TASKS = (
+    "INSERT INTO cronoq_tasks (id, created_at, key, pool, kind, tenant, schedule, spec, payload)"
+)
+_INTO_LIVE = "INSERT OR REPLACE INTO cronoq_live (id, change)"
+_INTO_ENDS = "INSERT INTO cronoq_ends (id, position, at, status, change, content_type, output)"
+
 
 def id_list(ids: Iterable[int]) -> str:
     """The parameter for `IDS`."""
@@ -67,7 +74,7 @@ def write_batch(db: sqlite3.Connection, batch: Batch, base: int) -> list[int]:
     if base:
         inserted = [shift_inserted(row, base) for row in inserted]
         changed = {i: shift_change(row, base) for i, row in changed.items()}
-    _insert(db, "INSERT INTO cronoq_tasks", [task_row(row) for row in inserted])
+    _insert(db, _INTO_TASKS, [task_row(row) for row in inserted])
     new = {row.task_id for row in inserted}
     outputs = dict(batch.outputs)
     _write_changes(db, new, changed, outputs, batch.position)
@@ -112,9 +119,9 @@ def _write_changes(
     _bring_back(db, moved)
     _take_leave(db, ended)
     live.sort()
-    _insert(db, "INSERT OR REPLACE INTO cronoq_live", live)
+    _insert(db, _INTO_LIVE, live)
     ends.sort()
-    _insert(db, "INSERT INTO cronoq_ends", ends)
+    _insert(db, _INTO_ENDS, ends)
 
 
 def _bring_back(db: sqlite3.Connection, moved: list[int]) -> None:
