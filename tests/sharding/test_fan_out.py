@@ -167,6 +167,9 @@ async def test_reads_name_the_shard_that_does_not_answer(cluster: Cluster) -> No
     assert dict(await asking.trailing_metadata())["cronoq-unavailable-shards"] == "gpu"
     for pool in ("default", "site"):
         await edge.submit(pool=pool)
+    _, scrape = await cluster.servers["cpu"].metrics.render()
+    assert b'cronoq_shard_unavailable{peer="gpu"} 1.0' in scrape
+    assert b'cronoq_shard_unavailable{peer="web"} 0.0' in scrape
     await cluster.start("gpu")
     await cluster.agree()
     page = await edge.tasks.ListTasks(tasks_pb2.ListTasksRequest())

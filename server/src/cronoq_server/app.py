@@ -135,7 +135,9 @@ class Server:
             settings = msgspec.structs.replace(settings, grace=0)
         self._replica = Replica(self._store, self._clock, self._engine, settings, self)
         self.leader = self._replica.leader
-        self.metrics = Metrics(__version__, self.leader, lambda: self._replica.ready)
+        self.metrics = Metrics(
+            __version__, self.leader, lambda: self._replica.ready, self._shards_answering
+        )
         self.reader = SpecReader(config.limits, [pool.name for pool in config.pools])
         self.service, admin, self.peers = services(config, self.leader, self.reader)
         self._tracing: Tracing | None = None
@@ -182,6 +184,10 @@ class Server:
     def http_connections(self) -> int:
         """How many connections there are over HTTP."""
         return self._http.connections
+
+    def _shards_answering(self) -> dict[str, bool]:
+        """The other shards, and whether each answers."""
+        return {} if self.peers is None else self.peers.answering()
 
     def _about(self) -> About:
         """What the console says of this server."""

@@ -13,7 +13,7 @@ The families and their meanings are listed by `FAMILIES`, from which the referen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -78,6 +78,7 @@ FAMILIES: Final = (
     _gauge("info", "Always 1; carries the version of the server.", "version"),
     _gauge("leader", "1 while this process leads and may be sent calls, else 0."),
     _gauge("epoch", "The fencing epoch of this leadership."),
+    _gauge("shard_unavailable", "1 while another shard does not answer this server.", "peer"),
     _gauge("store_up", "1 while the store confirms what it is given, else 0."),
     _gauge("commits_in_flight", "Batches on their way to the store."),
     _histogram("commit_seconds", "From handing a batch to the store to its confirmation."),
@@ -140,7 +141,11 @@ class Metrics:
     """The metrics of one process."""
 
     def __init__(
-        self, version: str, leader: Callable[[], Driver], is_ready: Callable[[], bool]
+        self,
+        version: str,
+        leader: Callable[[], Driver],
+        is_ready: Callable[[], bool],
+        peers: Callable[[], Mapping[str, bool]] = dict,
     ) -> None:
         """Reads nothing before it is asked.
 
@@ -148,11 +153,12 @@ class Metrics:
             version: The version of this server.
             leader: The driver that leads at this moment; raises `Refused` when there is none.
             is_ready: Whether calls may be sent to this process.
+            peers: The other shards by name, and whether each answers; empty without shards.
         """
         self._leader = leader
         self._is_ready = is_ready
         self._registry = CollectorRegistry()
-        self._collector = _Readings(version)
+        self._collector = _Readings(version, peers)
         self._registry.register(self._collector)
         for process in (ProcessCollector, PlatformCollector, GCCollector):
             process(registry=self._registry)
@@ -194,9 +200,10 @@ class Metrics:
 class _Readings(Collector):
     """Turns the last reading into families."""
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, peers: Callable[[], Mapping[str, bool]]) -> None:
         self.reading = Reading(False)
         self._version = version
+        self._peers = peers
 
     def describe(self) -> Iterable[Metric]:
         """Nothing is collected to learn the names."""
@@ -209,6 +216,8 @@ class _Readings(Collector):
         yield _single("leader", int(reading.ready))
         if reading.driver is None or reading.view is None:
             return
+        peers = sorted(self._peers().items())
+        yield _many("shard_unavailable", [((name,), int(not answers)) for name, answers in peers])
         yield from _of_driver(reading.driver)
         yield from _of_tasks(reading.view)
         yield from _of_pools(reading.view.pools, reading.at)

@@ -226,6 +226,10 @@ class Peers:
         """Whether a shard answered its last probe."""
         return self._peers[shard.name].answers
 
+    def answering(self) -> dict[str, bool]:
+        """The shards by name, and whether each answered its last probe."""
+        return {name: peer.answers for name, peer in self._peers.items()}
+
     def missing(self) -> list[str]:
         """The shards that did not."""
         return [name for name, peer in self._peers.items() if not peer.answers]
