@@ -1034,7 +1034,7 @@ async def test_a_thread_that_does_not_end_is_reported_and_left(
     await stream.end_of_worker()
     stream.end()
     await stopping
-    assert "handlers of tasks [1001] do not end" in caplog.text
+    assert "handlers of tasks 1001 do not end" in caplog.text
     release.set()
 
 

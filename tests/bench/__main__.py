@@ -3,6 +3,7 @@
     e2e         the whole system
     engine      the engine alone
     failover    how long nobody is answered when the leader ends
+    forwarding  what it costs to be asked through another shard's server
     heartbeats  how late heartbeats are answered beside payloads at the size limit
     http        single submits and batches over HTTP
     idle        many workers and nothing to do
@@ -24,6 +25,7 @@ BENCHES = (
     "e2e",
     "engine",
     "failover",
+    "forwarding",
     "heartbeats",
     "http",
     "idle",
