@@ -1,7 +1,7 @@
 """What it costs to be asked through another shard's server: one call at a time, own and passed on.
 
-Two servers with a memory store and a pool each, for which nobody works. The same call is made to the
-server that owns the pool, and to the other one, which passes it on; the middles are compared.
+Two servers with a memory store and a pool each, for which nobody works. The same call is made to
+the server that owns the pool, and to the other one, which passes it on; the middles are compared.
 """
 
 from __future__ import annotations
