@@ -65,12 +65,20 @@ class ReplicaProcess:
         wrapper: A command that runs it.
     """
 
-    def __init__(self, directory: Path, name: str, store: str) -> None:
+    def __init__(self, directory: Path, name: str, store: str, further: str = "") -> None:
+        """Writes the configuration of a server; nothing runs before `start`.
+
+        Args:
+            directory: Where its configuration is put.
+            name: Of that file.
+            store: The lines of `[store]`.
+            further: Tables that stand behind the rest.
+        """
         self.port = free_port()
         self.http_port = free_port()
         self._config = directory / f"{name}.toml"
         text = CONFIG.format(port=self.port, http_port=self.http_port, store=store)
-        self._config.write_text(text, encoding="utf-8")
+        self._config.write_text(text + further, encoding="utf-8")
         self.leads = False
         self.terms = 0
         self.wrapper: tuple[str, ...] = ()
@@ -202,9 +210,10 @@ class Balancer:
     """
 
     def __init__(self, ports: Sequence[int]) -> None:
+        """Passes on to these ports; more may be added to a list while it listens."""
         self.address = ""
         self.accepted: list[float] = []
-        self._ports = list(ports)
+        self._ports = ports
         self._next = 0
         self._pipes: set[asyncio.Task[None]] = set()
 
