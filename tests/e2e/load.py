@@ -171,6 +171,8 @@ class Load:
         """
         self._finishing = True
         await asyncio.gather(*self._tasks)
+        while not [info async for info in self.client.list(OCCURRENCES)]:
+            pass  # a short play may have been over within the schedule's first second
         await self.client.pause_schedule(SCHEDULE)
         await self.settle()
         occurrences = [info async for info in self.client.list(OCCURRENCES)]
