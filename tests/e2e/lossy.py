@@ -34,7 +34,8 @@ class LossyRelay:
             yield self
         finally:
             server.close()
-            for task in self._serving:
+            await asyncio.sleep(0)  # who was accepted just now has not begun, and must be closed
+            for task in list(self._serving):
                 task.cancel()
             await asyncio.gather(*self._serving, return_exceptions=True)
 
@@ -49,7 +50,7 @@ class LossyRelay:
         assert task is not None
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
-        with contextlib.suppress(OSError, asyncio.CancelledError):  # or the play is over
+        with contextlib.suppress(OSError, asyncio.CancelledError), contextlib.closing(writer):
             back, there = await asyncio.open_connection("127.0.0.1", self._target)
             ways = (
                 asyncio.create_task(self._pass(reader, there)),
@@ -62,7 +63,6 @@ class LossyRelay:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
                 there.close()
-        writer.close()
 
     async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while content := await source.read(65_536):
