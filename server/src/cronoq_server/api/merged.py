@@ -108,8 +108,8 @@ class MergedWatch:
         try:
             async for batch in stream:
                 await self._queue.put((number, batch))
-        except Refused as refused:
-            end = refused
+        except Exception as error:  # noqa: BLE001 - raised again, where the reader waits for it
+            end = error
         await self._queue.put((number, end))
 
 
@@ -121,14 +121,14 @@ async def merged_results(
     Raises:
         Refused: One of them was refused as a whole.
     """
-    queue: asyncio.Queue[Results | Refused | None] = asyncio.Queue(AHEAD)
+    queue: asyncio.Queue[Results | Exception | None] = asyncio.Queue(AHEAD)
 
     async def pump(stream: AsyncGenerator[Results, None]) -> None:
         try:
             async for results in stream:
                 await queue.put(results)
-        except Refused as refused:
-            await queue.put(refused)
+        except Exception as error:  # noqa: BLE001 - raised again, where the reader waits for it
+            await queue.put(error)
         finally:
             await stream.aclose()
         await queue.put(None)
@@ -140,7 +140,7 @@ async def merged_results(
             found = await queue.get()
             if found is None:
                 left -= 1
-            elif isinstance(found, Refused):
+            elif isinstance(found, Exception):
                 raise found
             else:
                 yield found
