@@ -109,7 +109,8 @@ async def visit(browser: Browser) -> AsyncIterator[Callable[..., Any]]:
 
         async def open_tab(text: str = "", **options: Any) -> Visit:
             edge = await stack.enter_async_context(serving(text))
-            page = await browser.new_page(**options)
+            # Nothing fades: a contrast that is measured halfway through is neither colour's.
+            page = await browser.new_page(reduced_motion="reduce", **options)
             stack.push_async_callback(page.close)
             return Visit(page, edge)
 

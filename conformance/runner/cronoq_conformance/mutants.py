@@ -71,7 +71,9 @@ async def _play(
     plays = []
     for mutant in mutants:
         chosen = [s for s in scenarios if mutant.rules & set(s.rules) and s.is_for("python")]
-        plays.append(play_all(_brief(chosen), [mutant.language], [], at_once, lambda _: None))
+        plays.append(
+            play_all(_brief(chosen), [mutant.language], [], at_once, lambda _: None, replays=False)
+        )
     return await asyncio.gather(*plays)
 
 

@@ -19,6 +19,8 @@ TOPOLOGY = frozenset({"peers", "proxies", "cluster"})
 KEYS = TOPOLOGY | {"name", "title", "rules", "steps", "variants", "cases", "seconds"}
 KEYS |= {"languages", "because"}
 VARIANTS = ("plain", "tls", "mtls")
+# Steps that judge when something comes: what else the machine does can make them fail.
+TIMED = frozenset({"beat", "delays", "elapsed", "heard", "no_fact", "pause", "still_open"})
 PATIENCE_S = 30.0
 
 
@@ -57,6 +59,11 @@ class Scenario:
     def full_name(self) -> str:
         """Group and name."""
         return f"{self.group}/{self.name}"
+
+    @property
+    def is_timed(self) -> bool:
+        """True if a step judges when something comes."""
+        return any(next(iter(step)) in TIMED for step in self.steps)
 
     def is_for(self, language: str) -> bool:
         """Tells whether a language has to pass it."""
