@@ -139,6 +139,37 @@ class TestLife:
             assert await done(outbound) == [Receipt(session.number, 1, 0)]
             assert rig.disk.tasks([task_id], 0)[0].position > 0
 
+    async def test_a_heartbeat_is_answered_before_a_commit_that_is_under_way(self) -> None:
+        """It names the beat, and of the reports only those that are durable already."""
+        async with real() as rig:
+            session = await joined(rig, slots=2)
+            await submitted(rig, task(), task())
+            first, second = await leases(session)
+            session.reported(1, [Completed(first.lease, b"", "")])
+            assert await done(session.outbound()) == [Receipt(session.number, 1, 0)]
+            rig.store.hold()
+            session.reported(2, [Completed(second.lease, b"", "")])
+            await settle()
+            beat(session, 1)
+            assert await done(session.outbound()) == [Receipt(session.number, 1, 1)]
+            rig.store.let_go()
+            assert await done(session.outbound()) == [Receipt(session.number, 2, 1)]
+
+    async def test_no_heartbeat_is_answered_on_an_old_proof_of_leadership(self) -> None:
+        """Where the store has been silent another server may lead by now."""
+        async with real() as rig:
+            session = await joined(rig, slots=0)
+            rig.store.hold()
+            rig.submit(task())
+            await settle()
+            await rig.clock.advance(seconds(2))
+            beat(session, 1)
+            outbound = asyncio.create_task(session.outbound())
+            await settle()
+            assert not outbound.done()
+            rig.store.let_go()
+            assert await done(outbound) == [Receipt(session.number, 0, 1)]
+
     async def test_a_failing_task_is_tried_again(self) -> None:
         """After its backoff, by the monotonic clock; then it is dead-lettered."""
         async with real() as rig:

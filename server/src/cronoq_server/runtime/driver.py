@@ -6,7 +6,8 @@ Rules a change must keep:
 2. One batch is on its way to the store at a time. What steps write meanwhile forms the next one,
    which leaves as soon as the one before is durable.
 3. A step that wrote nothing is released after a check of the leadership, or a commit, that began
-   after its reads had arrived.
+   after its reads had arrived. The one exception is a heartbeat's answer: it says nothing durable,
+   so it waits for no commit while the one before proved the leadership a moment ago.
 4. A batch keeps its number and its content however often it is tried.
 5. The loop has no helper that could die unseen: an error in it, in the engine or in the store's
    code ends `run`, and with it this leadership.
@@ -23,7 +24,7 @@ from enum import StrEnum
 
 import msgspec
 
-from cronoq_server.engine.effects import Dispatch, Effect, SnapshotView
+from cronoq_server.engine.effects import Dispatch, Effect, Receipt, SnapshotView
 from cronoq_server.engine.engine import Engine, Step
 from cronoq_server.engine.events import (
     ClockSet,
@@ -53,6 +54,9 @@ log = logging.getLogger(__name__)
 RESTORED_INLINE = 10_000
 """With more recovered tasks than this the engine is rebuilt in a thread of its own."""
 
+PROOF_COUNTS: Duration = 2 * SECOND
+"""So long after the store confirmed the leadership heartbeats are answered without asking anew."""
+
 LAST_COMMIT: Duration = 2 * SECOND
 """How long the last commit of a server that stops may take beyond its grace."""
 
@@ -77,7 +81,7 @@ class DriverSettings(msgspec.Struct, frozen=True):
         step_tasks_max: Most tasks that enter one step.
         batch_mutations_max: A batch with this many mutations is full.
         batch_bytes_max: A batch with payloads and outputs of this size is full; what is written
-            behind it waits for it, heartbeats' answers too.
+            behind it waits for it.
         queued_max: Most tasks in calls that wait for a step, and most reports that do.
         unreleased_max: With this many effects and events waiting for the store no step is made.
         watch_buffer: Most events that wait for one watcher.
@@ -155,6 +159,7 @@ class Driver:
         self._alarm_at = Now(NEVER, NEVER)
         self._tick = max(1, min(SECOND, settings.commit_timeout // 10))
         self._late = False
+        self._proven_at: Instant = clock.now().mono - PROOF_COUNTS
         self._lost: Fenced | None = None
         self._recovered = False
         self._closing = False
@@ -387,6 +392,10 @@ class Driver:
         if step.effects:
             self._made.append(_Made(step.number, step.effects, now.mono))
             self._unreleased += volume(step.effects)
+            if now.mono - self._proven_at < PROOF_COUNTS and self._writer.busy:
+                for effect in step.effects:
+                    if type(effect) is Receipt:
+                        self.sessions.deliver_early(effect)
         self._wake_at = step.wake_at
 
     def _is_full(self) -> bool:
@@ -424,6 +433,7 @@ class Driver:
             return []
         covered = self._covered
         batch = self._writer.take()
+        self._proven_at = self._writer.begun
         self._covered = []
         if batch is not None:
             self.meters.confirmed(batch, self._writer.begun, self.clock.now().mono)

@@ -77,11 +77,14 @@ class Session:
 
     __slots__ = (
         "_aborts_queued",
+        "_beat_seen",
         "_inbox",
+        "_joined",
         "_leases_queued",
         "_over",
         "_queue",
         "_receipt",
+        "_reports_durable",
         "_sessions",
         "_slots",
         "_waiter",
@@ -100,6 +103,8 @@ class Session:
         self._inbox = inbox
         self._queue: list[Outbound] = []
         self._receipt: Receipt | None = None
+        self._joined = False
+        self._reports_durable = self._beat_seen = 0
         self._leases_queued = 0
         self._aborts_queued = 0
         self._slots = slots
@@ -179,11 +184,22 @@ class Session:
         elif kind is Joined:
             # A worker that drains may go on with more leases than it offers slots.
             self._slots = max(self._slots, len(effect.adopted))  # type: ignore[union-attr]
+            self._reports_durable = effect.reports_seen  # type: ignore[union-attr]
+            self._joined = True
         if kind is Receipt:
-            self._receipt = effect  # type: ignore[assignment]
+            self._reports_durable = effect.reports  # type: ignore[union-attr]
+            self._beat_seen = max(self._beat_seen, effect.heartbeats)  # type: ignore[union-attr]
+            self._receipt = Receipt(self.number, self._reports_durable, self._beat_seen)
         else:
             self._queue.append(effect)
         self._wake()
+
+    def deliver_early(self, receipt: Receipt) -> None:
+        """Sends the beat that a receipt names now, and of reports only what is durable already."""
+        if self._joined and receipt.heartbeats > self._beat_seen:
+            self._beat_seen = receipt.heartbeats
+            self._receipt = Receipt(self.number, self._reports_durable, self._beat_seen)
+            self._wake()
 
     def _cancel_out(self, effect: CancelAttempt) -> CancelAttempt:
         """Takes the leases that end before they left out of the queue; returns the other aborts."""
@@ -285,6 +301,12 @@ class Sessions:
         session.deliver(effect)
         if kind is Joined and self._notice is not None:
             session.deliver(self._notice)
+
+    def deliver_early(self, receipt: Receipt) -> None:
+        """Answers a heartbeat ahead of the store: a sign of life writes nothing."""
+        session = self._open.get(receipt.session)
+        if session is not None:
+            session.deliver_early(receipt)
 
     def remove(self, session: Session) -> None:
         """Takes a session off the list."""
