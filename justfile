@@ -76,6 +76,13 @@ sdk-go:
     cd sdk-go/cronoqotel && go vet ./... && go test -timeout 300s ./...
     cd conformance/participants/go && go vet ./...
 
+# Check the judge of histories: it explains the right ones and refuses the wrong ones
+[no-exit-message]
+history:
+    @command -v go >/dev/null || { echo "the judge of histories is written in Go: install it (1.24 or newer)"; exit 1; }
+    @cd tests/campaigns/history && unformatted=$(gofmt -l .) && { [ -z "$unformatted" ] || { echo "gofmt: $unformatted"; exit 1; }; }
+    cd tests/campaigns/history && go vet ./... && go test -timeout 300s ./...
+
 # Check, build and test the TypeScript SDK (its tests are compiled, which checks all types)
 [no-exit-message]
 sdk-typescript:

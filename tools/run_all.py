@@ -100,6 +100,7 @@ PARTS = (
     tests("sim", "tests/sim"),
     tests("sdk-python", "sdk-python/tests", "tests/cli"),
     check("sdk-go", "just", "sdk-go"),
+    check("history", "just", "history"),
     check("sdk-typescript", "just", "sdk-typescript"),
     check("sdk-rust", "just", "sdk-rust"),
     tests("console", "tests/console"),
@@ -107,6 +108,7 @@ PARTS = (
     tests("new language", "tests/conformance"),
     tests("bench", "tests/bench"),
     tests("deploy", "tests/deploy"),
+    tests("campaigns", "tests/campaigns"),
     tests("e2e", "tests/e2e"),
 )
 

@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 CONFIG = """
 [server]
-grpc_addr = "127.0.0.1:{port}"
-http_addr = "127.0.0.1:{http_port}"
+grpc_addr = "{host}:{port}"
+http_addr = "{host}:{http_port}"
 shutdown_grace_s = 5
 
 [store]
@@ -65,7 +65,9 @@ class ReplicaProcess:
         wrapper: A command that runs it.
     """
 
-    def __init__(self, directory: Path, name: str, store: str, further: str = "") -> None:
+    def __init__(
+        self, directory: Path, name: str, store: str, further: str = "", host: str = "127.0.0.1"
+    ) -> None:
         """Writes the configuration of a server; nothing runs before `start`.
 
         Args:
@@ -73,12 +75,14 @@ class ReplicaProcess:
             name: Of that file.
             store: The lines of `[store]`.
             further: Tables that stand behind the rest.
+            host: The address that it serves at; beyond loopback nobody has to say who they are.
         """
         self.port = free_port()
         self.http_port = free_port()
         self._config = directory / f"{name}.toml"
-        text = CONFIG.format(port=self.port, http_port=self.http_port, store=store)
+        text = CONFIG.format(host=host, port=self.port, http_port=self.http_port, store=store)
         self._config.write_text(text + further, encoding="utf-8")
+        self._open = () if host == "127.0.0.1" else ("--insecure-no-auth",)
         self.leads = False
         self.terms = 0
         self.wrapper: tuple[str, ...] = ()
@@ -94,6 +98,7 @@ class ReplicaProcess:
         self._said.clear()
         self._process = await asyncio.create_subprocess_exec(
             *(*self.wrapper, sys.executable, "-m", "cronoq_server", "--config", str(self._config)),
+            *self._open,
             stdout=DEVNULL,
             stderr=PIPE,
             start_new_session=bool(self.wrapper),  # else it ends with whoever started it
