@@ -3,6 +3,7 @@
     e2e         the whole system
     engine      the engine alone
     failover    how long nobody is answered when the leader ends
+    flat        whether a task costs the same however much there is
     forwarding  what it costs to be asked through another shard's server
     heartbeats  how late heartbeats are answered beside payloads at the size limit
     http        single submits and batches over HTTP
@@ -25,6 +26,7 @@ BENCHES = (
     "e2e",
     "engine",
     "failover",
+    "flat",
     "forwarding",
     "heartbeats",
     "http",

@@ -9,9 +9,11 @@ Three parts, one after the other on the same server:
     submits   single submit calls by many callers at once, for a pool that nobody works for, and
               once more for one with workers
 
-With --sweep the first part alone, for one batch size after another; with --by-backlog the first
-part beside ever more tasks that wait, up to --pending. Both are saved for the documentation, with a
-picture. `--store postgres` starts a database of its own, with default fsync.
+With --limited the first part twice, in turns: as it is, and in a pool whose tenants share by
+weight, with a semaphore and a token bucket that every task takes from. With --sweep the first part
+alone, for one batch size after another; with --by-backlog the first part beside ever more tasks
+that wait, up to --pending. Both are saved for the documentation, with a picture. `--store postgres`
+starts a database of its own, with default fsync.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ import cronoq
 from cronoq import TaskStatus
 from tests.bench import picture
 from tests.bench.environment import RESULTS, describe, print_result, quantile, save
-from tests.bench.processes import System, cpu_seconds, resident_mb, running
+from tests.bench.processes import CALLS, SEATS, System, cpu_seconds, resident_mb, running
 from tests.bench.worker import MARK_BYTES, mark, stamp
 from tests.stores.pg import running_cluster
 
@@ -51,6 +53,9 @@ SWEEP_TASKS_MIN = 3_000
 SWEEP = "throughput-by-batch"
 BACKLOGS = (1_000, 10_000, 100_000, 1_000_000)
 BY_BACKLOG = "cost-by-backlog"
+LIMITED_POOL = "limited"
+LIMITS = {SEATS: 1, CALLS: 1}
+TENANTS = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,15 +77,24 @@ def _specs(
 ) -> list[cronoq.TaskSpec]:
     """Tasks that can be told apart by the first bytes of their payload."""
     rest = os.urandom(payload_bytes - MARK_BYTES)
+    limited = pool == LIMITED_POOL
     return [
-        cronoq.TaskSpec(mark.__name__, index.to_bytes(MARK_BYTES, "big") + rest, pool=pool)
+        cronoq.TaskSpec(
+            mark.__name__,
+            index.to_bytes(MARK_BYTES, "big") + rest,
+            pool=pool,
+            tenant=f"tenant-{index % TENANTS}" if limited else "",
+            resources=LIMITS if limited else None,
+        )
         for index in range(first, first + count)
     ]
 
 
-async def _share(client: cronoq.Client, first: int, count: int, payload_bytes: int) -> None:
+async def _share(
+    client: cronoq.Client, first: int, count: int, payload_bytes: int, pool: str
+) -> None:
     """Hands tasks in, waits for them, and holds each result against its task."""
-    specs = _specs(first, count, payload_bytes)
+    specs = _specs(first, count, payload_bytes, pool)
     handles = []
     for answer in await client.submit_many(specs):
         if not isinstance(answer, cronoq.TaskHandle):
@@ -91,13 +105,15 @@ async def _share(client: cronoq.Client, first: int, count: int, payload_bytes: i
             raise RuntimeError(f"task {result.id} came back as {result}")
 
 
-async def run_tasks(client: cronoq.Client, count: int, payload_bytes: int) -> float:
+async def run_tasks(
+    client: cronoq.Client, count: int, payload_bytes: int, pool: str = "default"
+) -> float:
     """Runs so many tasks through and returns the seconds that it took."""
     gate = asyncio.Semaphore(SHARES_AT_ONCE)
 
     async def share(first: int) -> None:
         async with gate:
-            await _share(client, first, min(SHARE_TASKS, count - first), payload_bytes)
+            await _share(client, first, min(SHARE_TASKS, count - first), payload_bytes, pool)
 
     begun = time.perf_counter()
     async with asyncio.TaskGroup() as group:
@@ -196,6 +212,26 @@ async def measure(system: System, options: Options) -> dict[str, Any]:
     }
 
 
+async def measure_limited(plain: System, limited: System, options: Options) -> dict[str, Any]:
+    """The first part with and without limits, round by round on servers of their own."""
+    sides = {"": (plain, "default"), "limited_": (limited, LIMITED_POOL)}
+    rates: dict[str, list[float]] = {side: [] for side in sides}
+    spent: dict[str, list[float]] = {side: [] for side in sides}
+    for count in (WARM_UP_TASKS, *[options.tasks] * options.rounds):
+        for side, (system, pool) in sides.items():
+            before = cpu_seconds(system.server)
+            async with cronoq.Client(system.address) as client:
+                seconds = await run_tasks(client, count, options.payload, pool)
+            rates[side].append(count / seconds)
+            spent[side].append((cpu_seconds(system.server) - before) / count * 1e6)
+    found: dict[str, Any] = {}
+    for side in sides:
+        found[f"{side}tasks_per_s"] = round(statistics.median(rates[side][1:]))
+        found[f"{side}server_us_per_task"] = round(statistics.median(spent[side][1:]), 1)
+    ratio = found["limited_tasks_per_s"] / found["tasks_per_s"]
+    return found | {"limited_to_plain": round(ratio, 2)}
+
+
 async def sweep(system: System, options: Options) -> list[dict[str, int]]:
     """The first part for one batch size after the other."""
     rows = []
@@ -237,6 +273,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--payload", type=int, default=200, help=f"bytes, at least {MARK_BYTES}")
     parser.add_argument("--idle-tasks", type=int, default=300, help="tasks on the idle system")
     parser.add_argument("--pending", type=int, default=0, help="tasks that wait all the while")
+    parser.add_argument("--limited", action="store_true", help="beside fair share and limits")
     parser.add_argument("--sweep", action="store_true", help="by batch size, with a picture")
     parser.add_argument("--by-backlog", action="store_true", help="by backlog, with a picture")
     parser.add_argument("--save", action="store_true", help="for the documentation")
@@ -246,7 +283,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"--payload: at least {MARK_BYTES}")
     names = (field.name for field in dataclasses.fields(Options))
     options = Options(**{name: getattr(given, name) for name in names})
-    name = "e2e sweep" if given.sweep else "e2e backlog" if given.by_backlog else "e2e"
+    kinds = (given.sweep, "sweep"), (given.by_backlog, "backlog"), (given.limited, "limited")
+    name = " ".join(["e2e", *(kind for wanted, kind in kinds if wanted)])
     result = {**describe(name), **dataclasses.asdict(options)}
     with contextlib.ExitStack() as stack:
         store = options.store
@@ -254,8 +292,15 @@ def main(arguments: Sequence[str]) -> int:
             cluster = stack.enter_context(running_cluster(fsync=True))
             store = cluster.url
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cronoq-bench-"))
-        system = stack.enter_context(running(Path(folder), store, options.workers, options.slots))
-        if given.sweep:
+        sizes = (options.workers, options.slots)
+        system = stack.enter_context(running(Path(folder), store, *sizes))
+        if given.limited:
+            other = stack.enter_context(tempfile.TemporaryDirectory(prefix="cronoq-bench-"))
+            if options.store == "postgres":
+                store = stack.enter_context(running_cluster(fsync=True)).url
+            limited = stack.enter_context(running(Path(other), store, *sizes, LIMITED_POOL))
+            result |= asyncio.run(measure_limited(system, limited, options))
+        elif given.sweep:
             result["rows"] = asyncio.run(sweep(system, options))
         elif given.by_backlog:
             result["rows"] = asyncio.run(by_backlog(system, options))
@@ -267,6 +312,8 @@ def main(arguments: Sequence[str]) -> int:
     elif given.by_backlog:
         save(result, f"{BY_BACKLOG}-{options.store}")
         draw_backlogs()
+    elif given.limited and given.save:
+        save(result, f"{LIMITED_POOL}-{options.store}")
     elif given.save:
         part = "-with-backlog" if options.pending else ""
         save(result, f"e2e-{options.store}{part}")

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.bench.e2e import BY_BACKLOG, SWEEP, saved
+from tests.bench.e2e import BY_BACKLOG, LIMITED_POOL, SWEEP, saved
 from tests.bench.environment import RESULTS, ROOT
 
 NAMES = {"memory": "memory", "sqlite": "SQLite", "postgres": "PostgreSQL"}
@@ -123,6 +123,35 @@ def _backlog() -> str:
             (f"{name}, server's µs for a task", *(row["server_us_per_task"] for row in found))
         )
     return f"{_table(rows)}\n\n{_origins(results)}"
+
+
+def _limited() -> str:
+    results = saved(LIMITED_POOL)
+    if not results:
+        return "Nobody has measured it yet."
+    rows: list[tuple[object, ...]] = [("what", *(NAMES[result["store"]] for result in results))]
+    for what, name in (
+        ("tasks_per_s", "plain, tasks/s"),
+        ("limited_tasks_per_s", "with fair share, semaphore and token bucket, tasks/s"),
+    ):
+        rows.append((name, *(_grouped(result[what]) for result in results)))
+    rows.append(("ratio, at least 0.7", *(result["limited_to_plain"] for result in results)))
+    for what, name in (
+        ("server_us_per_task", "plain, server's µs for a task"),
+        ("limited_server_us_per_task", "with them"),
+    ):
+        rows.append((name, *(result[what] for result in results)))
+    return f"{_table(rows)}\n\n{_origins(results)}"
+
+
+def _flat() -> str:
+    result = _load("flat")
+    rows: list[tuple[object, ...]] = [("what grows", "to", "µs for a task", "to the first")]
+    rows += [
+        (row["grows"], _grouped(row["count"]), row["us_per_life"], row["to_first"])
+        for row in result["rows"]
+    ]
+    return f"{_table(rows)}\n\n{_origin(result)}"
 
 
 def _recovery() -> str:
@@ -327,6 +356,8 @@ TABLES = {
     "placement": _placement,
     "sweep": _sweep,
     "backlog": _backlog,
+    "flat": _flat,
+    "limited": _limited,
     "recovery": _recovery,
     "churn": _churn,
     "failover": _failover,

@@ -34,6 +34,24 @@ name = "quiet"  # nobody works for it
 max_pending = 10_000_000
 """
 
+SEATS, CALLS = "seats", "calls"
+LIMITED = f"""
+[[pools]]
+name = "limited"
+fair_share = true
+
+[[resources]]
+name = "{SEATS}"
+permits = 800
+
+[[resources]]
+name = "{CALLS}"
+kind = "token_bucket"
+rate = 1_000_000
+burst = 1_000_000
+"""
+"""A pool whose tenants share, a semaphore and a bucket of tokens: limits that bind nobody."""
+
 
 @dataclass(frozen=True, slots=True)
 class System:
@@ -68,7 +86,9 @@ def started(module: Sequence[str], announcement: str) -> Iterator[tuple[int, str
 
 
 @contextlib.contextmanager
-def running(folder: Path, store: str, workers: int, slots: int) -> Iterator[System]:
+def running(
+    folder: Path, store: str, workers: int, slots: int, pool: str = "default"
+) -> Iterator[System]:
     """A server and its workers, connected.
 
     Args:
@@ -76,15 +96,16 @@ def running(folder: Path, store: str, workers: int, slots: int) -> Iterator[Syst
         store: As the server's `--store` has it; `sqlite` alone is a file in that folder.
         workers: How many worker processes.
         slots: Slots of each.
+        pool: Whom the workers work for.
     """
     config = folder / "cronoq.toml"
-    config.write_text(CONFIG)
+    config.write_text(CONFIG + LIMITED)
     if store == "sqlite":
         store = f"sqlite:{folder / 'store.sqlite3'}"
     with contextlib.ExitStack() as stack:
         module = ("cronoq_server", "--config", str(config), "--store", store)
         server, address = stack.enter_context(started(module, SERVING))
-        worker = ("tests.bench.worker", address, str(slots))
+        worker = ("tests.bench.worker", address, str(slots), pool)
         pids = tuple(stack.enter_context(started(worker, WORKING))[0] for _ in range(workers))
         yield System(address, server, pids)
 

@@ -70,6 +70,23 @@ def test_the_whole_system_is_measured_as_json_when_nobody_looks() -> None:
     assert result["store"] == "memory"
 
 
+def test_limits_are_measured_beside_the_same_without_them() -> None:
+    """Both rates, and what each task costs the server."""
+    result = result_of(bench("e2e", "--limited", "--tasks", "500", "--rounds", "1"))
+
+    names = ("tasks_per_s", "limited_tasks_per_s", "limited_to_plain")
+    assert all(result[name] > 0 for name in names)
+    assert result["limited_server_us_per_task"] >= 0
+
+
+def test_what_a_task_costs_is_measured_as_each_thing_grows() -> None:
+    """What waits, who works, what recurs."""
+    result = result_of(bench("flat", "--rounds", "1", "--waiting-max", "1000"))
+
+    assert {row["grows"] for row in result["rows"]} == {"waiting", "workers", "schedules"}
+    assert all(row["us_per_life"] > 0 for row in result["rows"])
+
+
 def test_idle_workers_are_connected_and_counted() -> None:
     """More of them than connect at once."""
     result = result_of(bench("idle", "--workers", "60", "--seconds", "0.2"))

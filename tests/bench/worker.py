@@ -1,4 +1,4 @@
-"""A worker process for measurements: `python -m tests.bench.worker HOST:PORT SLOTS`.
+"""A worker process for measurements: `python -m tests.bench.worker HOST:PORT SLOTS [POOL]`.
 
 mark     does nothing; puts out the first bytes of its payload, so that every result can be told
          from the others
@@ -31,6 +31,7 @@ def main() -> None:
     worker = cronoq.Worker(
         endpoint=sys.argv[1],
         slots=int(sys.argv[2]),
+        pool=sys.argv[3] if len(sys.argv) > 3 else "default",
         on_connect=lambda where: print(f"{WORKING}{where}", flush=True),
     )
     for function in (mark, stamp):

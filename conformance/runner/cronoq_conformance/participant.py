@@ -8,7 +8,7 @@ import json
 import os
 import signal
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Participant:
     Attributes:
         facts: Every fact so far that answers no command, in order.
         most_running: Most handlers that ran at once.
+        on_fact: Told of each such fact instead, if set: long runs keep none.
     """
 
     def __init__(self, command: Sequence[str], root: Path, environment: Mapping[str, str]) -> None:
@@ -45,6 +46,7 @@ class Participant:
         self._running = 0
         self._is_ended = False
         self.most_running = 0
+        self.on_fact: Callable[[Fact], object] | None = None
         self.facts: list[Fact] = []
         self.log: list[str] = []
 
@@ -90,6 +92,9 @@ class Participant:
             return
         self._running += {"attempt_started": 1, "attempt_ended": -1}.get(name, 0)
         self.most_running = max(self.most_running, self._running)
+        if self.on_fact is not None:
+            self.on_fact(fact)
+            return
         async with self._more:
             self.facts.append(fact)
             self._unread.append(fact)
