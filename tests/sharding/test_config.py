@@ -165,12 +165,15 @@ def test_a_server_must_be_told_its_shard(
     assert "there is no shard 'six', only one, two" in capsys.readouterr().err
 
 
-async def test_the_table_says_who_owns_what_and_who_answers(cluster: Cluster) -> None:
-    """One row for each shard; the one that is down is seen to be."""
+async def test_the_table_says_who_owns_what_and_who_leads(cluster: Cluster) -> None:
+    """One row for each shard, with its leader's own address and epoch; one that is down is seen."""
     await cluster.stop("gpu")
     text = await shard_table.table(cluster.config("cpu"))
     head, *rows = text.splitlines()
     assert head.split() == list(shard_table.HEAD)
     assert [row.split()[0] for row in rows] == list(SHARDS)
-    assert [row.endswith("does not answer") for row in rows] == [False, True, False]
-    assert cluster.endpoint("web") in rows[2]
+    assert [row.endswith("does not answer  -") for row in rows] == [False, True, False]
+    for row, name in ((rows[0], "cpu"), (rows[2], "web")):
+        leader, epoch = row.split()[-2:]
+        assert leader == str(cluster.servers[name].address)
+        assert int(epoch) > 0

@@ -37,6 +37,7 @@ from cronoq_server.assembly import (
     replica_settings,
     services,
     store_settings,
+    told_of_leader,
     topology,
     webhooks,
 )
@@ -306,7 +307,9 @@ class Server:
             if hooks:  # an HTTP client takes long to make, and callers wait
                 scalers = await stack.enter_async_context(Scalers(hooks, self._clock))
                 driver.on_scaled(scalers.want)
-            await self._listener.lead()
+            assert self._leadership is not None
+            told = told_of_leader(self._config, self._leadership.epoch, self.address)
+            await self._listener.lead(told)
             self._http.lead()
             self._say_ready()
             self._announce(self.address)

@@ -7,6 +7,7 @@ words of its own. Only here do they meet.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from cronoq_server.api.sharded import ShardedService
 from cronoq_server.api.sharded_admin import ShardedAdminService
 from cronoq_server.api.specs import SpecReader
 from cronoq_server.api.spread import Spread
-from cronoq_server.config import MIB, Config, PoolConfig, ResourceConfig, own_shard
+from cronoq_server.config import MIB, Address, Config, PoolConfig, ResourceConfig, own_shard
 from cronoq_server.engine import (
     SECOND,
     AutoscaleSettings,
@@ -32,7 +33,7 @@ from cronoq_server.engine import (
 from cronoq_server.ha import ReplicaSettings, TermSettings
 from cronoq_server.runtime import Driver, DriverSettings, PruneSettings, Webhook
 from cronoq_server.sharding import Router, Shard, Topology
-from cronoq_server.sharding.peers import Peers, PeerSettings
+from cronoq_server.sharding.peers import EPOCH_KEY, REPLICA_KEY, Peers, PeerSettings
 from cronoq_server.stores import StoreSettings
 from cronoq_server.stores.base import Leadership, Store
 from cronoq_server.stores.pg_session import PostgresSettings
@@ -117,6 +118,21 @@ def peer_settings(config: Config) -> PeerSettings:
         cert=tls.cert,
         key=tls.key,
     )
+
+
+def told_of_leader(config: Config, epoch: int, address: Address) -> list[tuple[str, str]]:
+    """What whoever probes the leader of a shard hears of it; nothing where there are no shards.
+
+    Args:
+        config: The configuration.
+        epoch: Of its leadership.
+        address: Where it serves gRPC; one that means every address is told as this host's name.
+    """
+    if not config.shards:
+        return []
+    if address.host in ("", "0.0.0.0", "::"):
+        address = Address(socket.gethostname(), address.port)
+    return [(EPOCH_KEY, str(epoch)), (REPLICA_KEY, str(address))]
 
 
 class Services(NamedTuple):

@@ -2,7 +2,7 @@
 
     cronoq-server [serve]     serves
     cronoq-server config      prints the configuration that holds in the end, without secrets
-    cronoq-server shards      prints which shard owns what, and whether a leader answers there
+    cronoq-server shards      prints which shard owns what, and who leads it
     cronoq-server raise-epoch makes a store that was restored from a back-up fit to be served
     cronoq-server dev-certs   makes certificates for trying TLS out
 

@@ -1,4 +1,4 @@
-"""What `cronoq-server shards` prints: who owns what, and whether a leader answers there."""
+"""What `cronoq-server shards` prints: who owns what, and who leads it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cronoq_server.config.sharding import schema_of
 from cronoq_server.sharding import Shard
 from cronoq_server.sharding.peers import Peer
 
-HEAD = ("shard", "number", "pools", "resources", "store", "endpoint", "leader")
+HEAD = ("shard", "number", "pools", "resources", "store", "endpoint", "leader", "epoch")
 
 
 async def table(config: Config) -> str:
@@ -21,15 +21,14 @@ async def table(config: Config) -> str:
     try:
         await asyncio.gather(*(peer.probe() for peer in peers))
         rows = [
-            _row(config, shard, answers=peer.answers)
-            for shard, peer in zip(shards, peers, strict=True)
+            (*_owned(config, shard), *_led(peer)) for shard, peer in zip(shards, peers, strict=True)
         ]
     finally:
         await asyncio.gather(*(peer.close() for peer in peers))
     return "\n".join(_aligned([HEAD, *rows]))
 
 
-def _row(config: Config, shard: Shard, *, answers: bool) -> tuple[str, ...]:
+def _owned(config: Config, shard: Shard) -> tuple[str, ...]:
     (given,) = [one for one in config.shards if one.name == shard.name]
     store = config.store
     place = store.kind
@@ -44,8 +43,14 @@ def _row(config: Config, shard: Shard, *, answers: bool) -> tuple[str, ...]:
         " ".join(sorted(shard.resources)) or "-",
         place,
         shard.endpoint,
-        "answers" if answers else "does not answer",
     )
+
+
+def _led(peer: Peer) -> tuple[str, str]:
+    """Where the replica that leads listens, and its epoch."""
+    if peer.leader is None:
+        return ("nobody leads" if peer.stands_by else "does not answer", "-")
+    return (peer.leader.replica or "answers", peer.leader.epoch or "-")
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:

@@ -146,9 +146,15 @@ class Listener:
         self._held = hold(address)
         self._server: grpc.aio.Server | None = None
         self._is_leading = False
+        self._told: tuple[tuple[str, str], ...] = ()
 
-    async def lead(self) -> None:
-        """Serves as leader from now on."""
+    async def lead(self, told: Sequence[tuple[str, str]] = ()) -> None:
+        """Serves as leader from now on.
+
+        Args:
+            told: Metadata of answers to health checks, for everybody who can connect.
+        """
+        self._told = tuple(told)
         await self._switch(leading=True)
 
     async def stand_by(self) -> None:
@@ -167,7 +173,7 @@ class Listener:
         if self._server is not None and self._is_leading == leading:
             return
         old, server = self._server, self._build(leading=leading)
-        checks = health.aio.HealthServicer()
+        checks = Checks(self._told if leading else ())
         for name in ("", *self._services):
             await checks.set(name, SERVING if leading else NOT_SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -231,6 +237,24 @@ class Listener:
                 ("grpc.server_handshake_timeout_ms", STANDBY_AGE_MS),
             ]
         return options
+
+
+class Checks(health.aio.HealthServicer):  # type: ignore[misc]  # it has no types
+    """Answers health checks, and tells in metadata who has answered."""
+
+    def __init__(self, told: tuple[tuple[str, str], ...]) -> None:
+        super().__init__()
+        self._told = told
+
+    async def Check(  # noqa: N802 - gRPC's name
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> health_pb2.HealthCheckResponse:
+        """See `HealthServicer`."""
+        context.set_trailing_metadata(self._told)
+        answer: health_pb2.HealthCheckResponse = await super().Check(request, context)
+        return answer
 
 
 class StandbyHandler(grpc.GenericRpcHandler):

@@ -31,12 +31,31 @@ PROBE_EVERY_S: Final = 1.0
 AGAIN_AFTER_S: Final = 0.05
 """Between two tries of a call that reached a standby."""
 
+PROBES_MAX: Final = 3
+"""Connections that one probe makes at most, if it reaches standbys."""
+
 RETIRED_FOR_S: Final = 3600.0
 """How long calls on a channel that was replaced may go on."""
+
+EPOCH_KEY: Final = "cronoq-epoch"
+REPLICA_KEY: Final = "cronoq-replica"
+"""Metadata of a leader's answer to a probe: its epoch, and where that replica itself listens."""
 
 Metadata = tuple[tuple[str, str], ...]
 
 log = logging.getLogger(__name__)
+
+
+class Leader(msgspec.Struct, frozen=True):
+    """Who answered a probe as leader.
+
+    Attributes:
+        epoch: Its epoch; empty if it did not say.
+        replica: Where it listens itself, `host:port`; empty if it did not say.
+    """
+
+    epoch: str = ""
+    replica: str = ""
 
 
 class PeerSettings(msgspec.Struct, frozen=True):
@@ -63,6 +82,8 @@ class Peer:
     Attributes:
         shard: Which one.
         answers: Whether it answered its last probe, as a leader.
+        leader: Who did; None = nobody.
+        stands_by: Whether the last probe reached servers, none of which leads.
         timeout_s: How long reaching it, or its part in a read of many, may take, seconds.
     """
 
@@ -70,6 +91,8 @@ class Peer:
         """Connects to nobody before `probe` or a call."""
         self.shard = shard
         self.answers = False
+        self.leader: Leader | None = None
+        self.stands_by = False
         self.timeout_s = settings.timeout_s
         self._settings = settings
         self._channel = self._open()
@@ -143,17 +166,15 @@ class Peer:
             await asyncio.sleep(AGAIN_AFTER_S)
 
     async def probe(self) -> None:
-        """Asks once whether a leader answers."""
-        stub = health_pb2_grpc.HealthStub(self._channel)
-        try:
-            answer = await stub.Check(
-                health_pb2.HealthCheckRequest(service="cronoq.v1.Tasks"),
-                timeout=self._settings.timeout_s,
-            )
-            found = answer.status == health_pb2.HealthCheckResponse.SERVING
-        except grpc.aio.AioRpcError as error:
-            # A server without that service answers, and that is enough.
-            found = error.code() is grpc.StatusCode.UNIMPLEMENTED
+        """Asks whether a leader answers; where a standby does, one more connection is tried."""
+        for tries_left in reversed(range(PROBES_MAX)):
+            self.stands_by = False
+            self.leader = await self._ask_who_leads()
+            if not self.stands_by or not tries_left:
+                break
+            self._renew()
+            await asyncio.sleep(AGAIN_AFTER_S)
+        found = self.leader is not None
         if found != self.answers:
             log.info(
                 "shard %s %s",
@@ -164,6 +185,23 @@ class Peer:
         self.answers = found
         if not found:
             self._renew()
+
+    async def _ask_who_leads(self) -> Leader | None:
+        """Asks whoever is reached now; None = nobody, or one that stands by, which is noted."""
+        call = health_pb2_grpc.HealthStub(self._channel).Check(
+            health_pb2.HealthCheckRequest(service="cronoq.v1.Tasks"),
+            timeout=self._settings.timeout_s,
+        )
+        try:
+            answer = await call
+            told = {str(key): str(value) for key, value in await call.trailing_metadata()}
+        except grpc.aio.AioRpcError as error:
+            # A server without that service answers, and that is enough.
+            return Leader() if error.code() is grpc.StatusCode.UNIMPLEMENTED else None
+        if answer.status != health_pb2.HealthCheckResponse.SERVING:
+            self.stands_by = True
+            return None
+        return Leader(told.get(EPOCH_KEY, ""), told.get(REPLICA_KEY, ""))
 
     async def close(self) -> None:
         """Ends every call."""
@@ -206,7 +244,8 @@ class Peer:
             ("grpc.http2.ping_timeout_ms", 10_000),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
+            # Also how long a connection may take to be there: to a far peer that is a while.
+            ("grpc.min_reconnect_backoff_ms", int(1e3 * self._settings.timeout_s)),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
 
