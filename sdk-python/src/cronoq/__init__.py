@@ -2,6 +2,7 @@
 
 client = Client("127.0.0.1:7070")      submit, wait, list, watch, cancel
 worker = Worker(endpoint=…, slots=4)   runs handlers for tasks
+App(); @app.task …                     functions whose calls are tasks, over both
 cronoq.blocking.Client                 the same client for programs without an event loop
 cronoq.errors                          every error, as a tree
 cronoq.testing                         run a handler without a server
@@ -11,6 +12,7 @@ from ._endpoint import EndpointError
 from ._pages import TaskPages
 from ._payload import Codec, JsonCodec, MsgpackCodec, Transform, TransformingCodec, ZlibTransform
 from ._version import __version__
+from .app import App, AppHandle, BlockingApp, Cron, TaskFunction
 from .attempt import Attempt, Cancel, Interceptor, Permanent, Reject, Retryable
 from .client import Client, TaskHandle, TaskOptions
 from .errors import CronoqError, ErrorReason, GaveUpError, PayloadError, TaskFailedError
@@ -52,15 +54,19 @@ __all__ = [
     "Fold",
     "CatchUp",
     "NO_PAYLOAD",
+    "App",
+    "AppHandle",
     "Attempt",
     "AttemptRecord",
     "Backoff",
+    "BlockingApp",
     "BulkAction",
     "BulkOutcome",
     "Cancel",
     "Client",
     "ClientOptions",
     "Codec",
+    "Cron",
     "CronoqError",
     "Dep",
     "EdgeCond",
@@ -85,6 +91,7 @@ __all__ = [
     "TaskDetail",
     "TaskFailedError",
     "TaskFilter",
+    "TaskFunction",
     "TaskHandle",
     "TaskInfo",
     "TaskOptions",

@@ -37,7 +37,7 @@ class Handler:
         Raises:
             TypeError: The signature is none that a worker can call.
         """
-        self.is_async = _is_async(function)
+        self.is_async = is_async(function)
         self._function = function
         self._codec = codec
         self._interceptors = tuple(interceptors)
@@ -178,7 +178,8 @@ def _stopped(run: Run) -> Outcome:
             return Failed(run.stop.value)
 
 
-def _is_async(function: AnyHandler) -> bool:
+def is_async(function: AnyHandler) -> bool:
+    """Returns whether a handler is to be awaited."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
     )
@@ -187,7 +188,7 @@ def _is_async(function: AnyHandler) -> bool:
 def _read_signature(function: AnyHandler) -> tuple[tuple[str, ...], Any]:
     """Returns the role of each parameter, and the payload's type."""
     name = getattr(function, "__qualname__", repr(function))
-    hints = _hints(function, name)
+    hints = type_hints(function, name)
     roles: list[str] = []
     payload_type: Any = Any
     for parameter in inspect.signature(function).parameters.values():
@@ -210,7 +211,8 @@ def _read_signature(function: AnyHandler) -> tuple[tuple[str, ...], Any]:
     return tuple(roles), payload_type
 
 
-def _hints(function: AnyHandler, name: str) -> dict[str, Any]:
+def type_hints(function: AnyHandler, name: str) -> dict[str, Any]:
+    """Returns the hints of a handler; raises TypeError if one cannot be resolved."""
     target: Any = function
     if not inspect.isroutine(function) and not inspect.isclass(function):
         target = type(function).__call__

@@ -9,8 +9,10 @@ a worker fails such an attempt permanently, since no retry can change the bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
+import typing
 import zlib
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -174,7 +176,7 @@ def _decode(payload: bytes, content_type: str, wanted: Any, own_type: str) -> An
         return payload
     if not payload and not content_type:
         return _nothing(wanted)
-    media = (content_type or own_type).partition(";")[0].strip().lower()
+    media = plain_type(content_type or own_type)
     if media == BYTES_TYPE:
         if wanted in (Any, object, memoryview, bytearray):
             return payload if wanted in (Any, object) else wanted(payload)
@@ -182,7 +184,7 @@ def _decode(payload: bytes, content_type: str, wanted: Any, own_type: str) -> An
     if media not in (JSON_TYPE, MSGPACK_TYPE):
         raise PayloadError(f"unknown content type {content_type!r}")
     try:
-        return _reader(media, wanted)(payload)
+        return reader(media, wanted)(payload)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise PayloadError(f"payload is no {_name(wanted)} in {media}: {error}") from error
 
@@ -199,9 +201,14 @@ def _name(wanted: Any) -> str:
     return getattr(wanted, "__name__", None) or str(wanted)
 
 
+def plain_type(content_type: str) -> str:
+    """Returns a content type without its parameters and transforms."""
+    return content_type.partition(";")[0].strip().lower()
+
+
 @functools.lru_cache(maxsize=1024)
-def _reader(media: str, wanted: Any) -> Any:
-    """The function that reads one type from one media; made once, since making it is dear."""
+def reader(media: str, wanted: Any) -> Any:
+    """Returns the function that reads one type; made once, since making it is dear."""
     module = msgspec.json if media == JSON_TYPE else msgspec.msgpack
     model = _pydantic_base()
     if model is None or not _mentions(wanted, model):
@@ -215,10 +222,15 @@ def _reader(media: str, wanted: Any) -> Any:
     return lambda payload: adapter.validate_python(loads(payload))
 
 
-def _mentions(wanted: Any, model: type) -> bool:
+def _mentions(wanted: Any, model: type, seen: frozenset[Any] = frozenset()) -> bool:
+    """Whether a type is a model or has one inside, be it in a field of a dataclass."""
     if isinstance(wanted, type) and issubclass(wanted, model):
         return True
-    return any(_mentions(part, model) for part in getattr(wanted, "__args__", ()))
+    parts = list(getattr(wanted, "__args__", ()))
+    if isinstance(wanted, type) and dataclasses.is_dataclass(wanted) and wanted not in seen:
+        seen |= {wanted}
+        parts += typing.get_type_hints(wanted).values()
+    return any(_mentions(part, model, seen) for part in parts)
 
 
 def _pydantic_base() -> type | None:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
+import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ._calls import Caller
@@ -200,6 +203,14 @@ class TestServer:
         """Returns when everything that is due has been done."""
         await self._call(_SETTLE, task_pb2.Empty())
 
+    def advance_blocking(self, by: Seconds) -> None:
+        """Moves its clock forward, for tests without an event loop; see `advance`."""
+        asyncio.run(self.advance(by))
+
+    def settle_blocking(self) -> None:
+        """Returns when everything that is due has been done; see `settle`."""
+        asyncio.run(self.settle())
+
     async def _call(self, method: Method[task_pb2.Empty], request: Any) -> None:
         ends_at = asyncio.get_running_loop().time() + _ADVANCE_TIMEOUT_S
         await self._caller.call(method, request, idempotent=False, ends_at=ends_at)
@@ -209,6 +220,27 @@ class TestServer:
         self._connection.close()
 
 
+def find_server() -> str:
+    """Returns the server's program: CRONOQ_SERVER of the environment, or `cronoq-server`.
+
+    The latter is looked for beside this Python interpreter, then on the path.
+
+    Raises:
+        FileNotFoundError: It is nowhere; says how to get it.
+    """
+    if named := os.environ.get("CRONOQ_SERVER"):
+        return named
+    beside = str(Path(sys.executable).parent)
+    path = os.pathsep.join((beside, os.environ.get("PATH", os.defpath)))
+    found = shutil.which("cronoq-server", path=path)
+    if found is None:
+        raise FileNotFoundError(
+            "there is no program cronoq-server: `pip install cronoq-server` into this environment, "
+            "or name one in CRONOQ_SERVER"
+        )
+    return found
+
+
 @contextlib.asynccontextmanager
 async def start_test_server(
     *, command: str | None = None, args: Sequence[str] = ()
@@ -216,14 +248,15 @@ async def start_test_server(
     """Starts `cronoq-server --test-clock` on a free port of this machine, for a `with` block.
 
     Args:
-        command: The program; CRONOQ_SERVER of the environment, or `cronoq-server`, when None.
+        command: The program; when None, what `find_server` finds.
         args: More arguments, such as `--config` and a path.
 
     Raises:
+        FileNotFoundError: There is no such program; says how to get it.
         OSError: The program cannot be started.
         RuntimeError: It ended before it served; has what it said.
     """
-    program = command or os.environ.get("CRONOQ_SERVER") or "cronoq-server"
+    program = command or find_server()
     fixed = ("--test-clock", "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0")
     # The server would take that variable for a setting.
     environment = {name: value for name, value in os.environ.items() if name != "CRONOQ_SERVER"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -14,6 +13,7 @@ from ._endpoint import parse_configured
 from ._engagement import Engagement, Hooks
 from ._handlers import AnyHandler, Handler, Handlers
 from ._payload import Codec
+from ._signals import run_with_signals
 from .attempt import Attempt, Interceptor
 from .errors import ClosedError
 from .options import Backoff, Keepalive, Seconds, TlsOptions, WorkerOptions, seconds
@@ -206,23 +206,10 @@ class Worker:
         Raises:
             GaveUpError: A server's answer makes retries useless.
         """
-        asyncio.run(self._run_with_signals())
+        asyncio.run(run_with_signals(self.run, self._stop_at_signal))
 
-    async def _run_with_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        stops: set[asyncio.Task[None]] = set()
-
-        def on_signal() -> None:
-            timeout = self.options.drain_timeout if not stops else 0.0
-            stops.add(loop.create_task(self.stop(drain_timeout=timeout)))
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal)
-        try:
-            await self.run()
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+    async def _stop_at_signal(self, may_drain: bool) -> None:
+        await self.stop(drain_timeout=None if may_drain else 0.0)
 
     async def __aenter__(self) -> Self:
         self.start()
