@@ -8,6 +8,7 @@
     heartbeats  how late heartbeats are answered beside payloads at the size limit
     http        single submits and batches over HTTP
     idle        many workers and nothing to do
+    peers       other job systems beside this one, on the same work
     placement   what one start costs, by what tasks ask for
     recovery    a new leader: from asking for the leadership until it serves
     sdks        what the worker of each SDK manages
@@ -32,6 +33,7 @@ BENCHES = (
     "http",
     "idle",
     "page",
+    "peers",
     "placement",
     "recovery",
     "sdks",

@@ -1,0 +1,123 @@
+"""Who is measured: where each keeps its jobs, how its processes are started, and with what.
+
+Every setting is one that the peer's documentation names. `--tune` measures all of them; the first
+one is what a run measures, the best of those on two cores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+
+from tests.bench.peers import installing
+from tests.bench.peers.installing import ADAPTERS, PYTHON
+
+Command = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """How the work is spread: commands of worker processes, and slots in each."""
+
+    text: str
+    commands: tuple[Command, ...]
+    slots: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Peer:
+    """One competitor.
+
+    Attributes:
+        name: For the command line.
+        title: For people.
+        broker: `redis`, `postgres`, or a server with its store: `ours:STORE`, `crate:STORE`.
+        install: Puts it into the cache, or raises `PeerFailed`.
+        client: The command of its client.
+        settings: How its workers may be started, the chosen one first.
+        bulk: What its bulk submission is.
+        keeps: What of a result is stored.
+        durable: How at-least-once and durability are asked for.
+        mix: What limits and priorities were switched on; empty if it has neither.
+    """
+
+    name: str
+    title: str
+    broker: str
+    install: Callable[[], None]
+    client: Command
+    settings: tuple[Setting, ...]
+    bulk: str
+    keeps: str
+    durable: str
+    mix: str = ""
+
+
+def _python(adapter: str) -> Command:
+    return (str(PYTHON), str(ADAPTERS / adapter))
+
+
+def _workers(adapter: Command, processes: int, slots: int) -> Setting:
+    text = f"{processes} × {slots} slots" if processes > 1 else f"{slots} slots"
+    return Setting(text, ((*adapter, "worker"),) * processes, slots)
+
+
+_OURS = (sys.executable, str(ADAPTERS / "ours.py"))
+_PROCRASTINATE = _python("with_procrastinate.py")
+_RQ_POOL = (str(PYTHON), "-m", "rq.cli", "worker-pool", "-q", "-u", "{url}", "urgent", "default")
+_SIMPLE = ("-w", "rq.worker.SimpleWorker")
+
+
+def _ours(store: str, title: str) -> Peer:
+    return Peer(
+        name=f"cronoq-{store}",
+        title=f"cronoq, {title}",
+        broker=f"ours:{store}",
+        install=installing.nothing,
+        client=(*_OURS, "client"),
+        settings=(_workers(_OURS, 2, 500), _workers(_OURS, 1, 500), _workers(_OURS, 2, 100)),
+        bulk="submit_many",
+        keeps="status and output, each delivered to the client and compared",
+        durable="leases, retries; every commit synced",
+        mix="a semaphore, a token bucket, four priorities",
+    )
+
+
+PEERS = (
+    _ours("sqlite", "SQLite"),
+    _ours("postgres", "PostgreSQL"),
+    Peer(
+        name="rq",
+        title="RQ",
+        broker="redis",
+        install=installing.python,
+        client=(*_python("with_rq.py"), "client"),
+        settings=(
+            Setting("pool of 2 SimpleWorkers", ((*_RQ_POOL, "-n", "2", *_SIMPLE),)),
+            Setting("pool of 4 SimpleWorkers", ((*_RQ_POOL, "-n", "4", *_SIMPLE),)),
+            Setting("pool of 2 Workers, which fork", ((*_RQ_POOL, "-n", "2"),)),
+        ),
+        bulk="enqueue_many",
+        keeps="return value",
+        durable="appendfsync always; started jobs are registered until they end",
+        mix="two queues in order",
+    ),
+    Peer(
+        name="procrastinate",
+        title="Procrastinate",
+        broker="postgres",
+        install=installing.python,
+        client=(*_PROCRASTINATE, "client"),
+        settings=(
+            _workers(_PROCRASTINATE, 2, 10),
+            _workers(_PROCRASTINATE, 2, 30),
+            _workers(_PROCRASTINATE, 1, 30),
+        ),
+        bulk="batch_defer_async",
+        keeps="status",
+        durable="fsync and synchronous_commit on",
+        mix="four priorities",
+    ),
+)
+BY_NAME = {peer.name: peer for peer in PEERS}
