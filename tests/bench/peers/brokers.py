@@ -22,7 +22,7 @@ from tests.bench.peers import trees
 from tests.bench.peers.talking import PeerFailed, last_lines, start
 from tests.stores.pg import Cluster
 
-READY_TIMEOUT_S = 20.0
+READY_TIMEOUT_S = 60.0
 SERVING = "serving gRPC on "
 CONFIG = """
 [server]
@@ -160,12 +160,12 @@ SERVERS = {"ours": our_server}
 
 def versions() -> dict[str, str]:
     """What the brokers say of themselves."""
+    redis_server = shutil.which("redis-server") or shutil.which("valkey-server")
     found = {}
-    for name, command in {
-        "redis": [shutil.which("redis-server") or shutil.which("valkey-server"), "--version"],
-        "postgresql": ["psql", "--version"],
-    }.items():
-        if command[0] is not None and shutil.which(command[0]):
-            run = subprocess.run(command, capture_output=True, text=True, check=False)
+    for name, program in (("redis", redis_server), ("postgresql", shutil.which("psql"))):
+        if program is not None:
+            run = subprocess.run(
+                [program, "--version"], capture_output=True, text=True, check=False
+            )
             found[name] = run.stdout.strip()
     return found

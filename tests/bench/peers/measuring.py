@@ -17,7 +17,7 @@ from typing import Any
 from tests.bench.environment import ROOT, quantile
 from tests.bench.peers import brokers, trees
 from tests.bench.peers.registry import Peer, Setting
-from tests.bench.peers.talking import Client, start
+from tests.bench.peers.talking import Client, PeerFailed, last_lines, start
 from tests.stores.pg import Cluster
 
 PAUSE_S = 0.005
@@ -97,8 +97,19 @@ def running(peer: Peer, setting: Setting, cluster: Cluster | None) -> Iterator[R
             process = start(words, folder, env, folder / "worker.log")
             stack.callback(trees.end, process)
             roots.append(process.pid)
+        stack.enter_context(_with_word_of(folder / "worker.log"))
         client.ask("idle", count=1, pause_s=0, seconds=0)
         yield Running(client, place.roots, tuple(roots), probes, versions)
+
+
+@contextlib.contextmanager
+def _with_word_of(log: Path) -> Iterator[None]:
+    """Adds to a failure what workers had to say last."""
+    try:
+        yield
+    except PeerFailed as error:
+        said = last_lines(log)
+        raise PeerFailed(f"{error}; workers: {said}" if said else str(error)) from error
 
 
 def _starts(probes: Path, since: int) -> list[float]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 
 from tests.bench.peers import installing
-from tests.bench.peers.installing import ADAPTERS, PYTHON
+from tests.bench.peers.installing import ADAPTERS, NODE, PYTHON, RIVER
 
 Command = tuple[str, ...]
 
@@ -69,6 +69,32 @@ _RQ_POOL = (str(PYTHON), "-m", "rq.cli", "worker-pool", "-q", "-u", "{url}", "ur
 _SIMPLE = ("-w", "rq.worker.SimpleWorker")
 
 
+def _celery(pool: str, slots: int) -> Command:
+    quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "WARNING")
+    program = (str(PYTHON), "-m", "celery", "-A", "with_celery", "worker")
+    return (*program, "-P", pool, "-c", str(slots), *quiet)
+
+
+def _dramatiq(processes: int, threads: int) -> Setting:
+    program = (str(PYTHON), "-m", "dramatiq", "with_dramatiq", "--skip-logging")
+    command = (*program, "-p", str(processes), "-t", str(threads))
+    return Setting(f"{processes} processes × {threads} threads", (command,), threads)
+
+
+def _pgqueuer(processes: int, batch: int) -> Setting:
+    command = (*_python("with_pgqueuer.py"), "worker")
+    return Setting(f"{processes} × batches of {batch}", (command,) * processes, batch)
+
+
+def _river(slots: int, cooldown: str) -> Setting:
+    text = f"MaxWorkers {slots}, FetchCooldown {cooldown}"
+    return Setting(text, ((str(RIVER), "worker", cooldown),), slots)
+
+
+def _node(adapter: str) -> Command:
+    return ("node", str(NODE / adapter))
+
+
 def _ours(store: str, title: str) -> Peer:
     return Peer(
         name=f"cronoq-{store}",
@@ -87,6 +113,46 @@ def _ours(store: str, title: str) -> Peer:
 PEERS = (
     _ours("sqlite", "SQLite"),
     _ours("postgres", "PostgreSQL"),
+    Peer(
+        name="celery",
+        title="Celery",
+        broker="redis",
+        install=installing.python,
+        client=(*_python("with_celery.py"), "client"),
+        settings=(
+            Setting("prefork, 2 processes, prefetch 4", (_celery("prefork", 2),), 4),
+            Setting("prefork, 2 processes, prefetch 64", (_celery("prefork", 2),), 64),
+            Setting("10 threads, prefetch 4", (_celery("threads", 10),), 4),
+        ),
+        bulk="group",
+        keeps="status and return value",
+        durable="appendfsync always, acks_late, reject_on_worker_lost",
+        mix="a rate limit in each worker, four priorities",
+    ),
+    Peer(
+        name="dramatiq",
+        title="Dramatiq",
+        broker="redis",
+        install=installing.python,
+        client=(*_python("with_dramatiq.py"), "client"),
+        settings=(_dramatiq(2, 8), _dramatiq(2, 32), _dramatiq(1, 8)),
+        bulk="none: send by 64 threads",
+        keeps="return value",
+        durable="appendfsync always; acknowledged after the work",
+        mix="limits of concurrency and rate, four priorities",
+    ),
+    Peer(
+        name="pgqueuer",
+        title="PgQueuer",
+        broker="postgres",
+        install=installing.python,
+        client=(*_python("with_pgqueuer.py"), "client"),
+        settings=(_pgqueuer(2, 100), _pgqueuer(2, 10), _pgqueuer(1, 100)),
+        bulk="enqueue with lists",
+        keeps="a line in its log",
+        durable="fsync and synchronous_commit on, logged tables",
+        mix="a limit of concurrency, four priorities",
+    ),
     Peer(
         name="rq",
         title="RQ",
@@ -118,6 +184,52 @@ PEERS = (
         keeps="status",
         durable="fsync and synchronous_commit on",
         mix="four priorities",
+    ),
+    Peer(
+        name="river",
+        title="River",
+        broker="postgres",
+        install=installing.go,
+        client=(str(RIVER), "client"),
+        settings=(_river(1000, "5ms"), _river(100, "100ms"), _river(2000, "2ms")),
+        bulk="InsertManyFast",
+        keeps="status and output, recorded with the job",
+        durable="fsync and synchronous_commit on",
+        mix="four priorities",
+    ),
+    Peer(
+        name="graphile-worker",
+        title="graphile-worker",
+        broker="postgres",
+        install=installing.node,
+        client=(*_node("graphile.mjs"), "client"),
+        settings=(
+            Setting(
+                "24 jobs, localQueue 500", ((*_node("graphile.mjs"), "worker", "batched"),), 24
+            ),
+            Setting("10 jobs", ((*_node("graphile.mjs"), "worker"),), 10),
+            Setting("2 × 10 jobs", ((*_node("graphile.mjs"), "worker"),) * 2, 10),
+        ),
+        bulk="addJobs",
+        keeps="nothing, ended jobs are deleted",
+        durable="fsync and synchronous_commit on",
+        mix="four priorities",
+    ),
+    Peer(
+        name="bullmq",
+        title="BullMQ",
+        broker="redis",
+        install=installing.node,
+        client=(*_node("bullmq.mjs"), "client"),
+        settings=(
+            _workers(_node("bullmq.mjs"), 2, 50),
+            _workers(_node("bullmq.mjs"), 1, 100),
+            _workers(_node("bullmq.mjs"), 1, 50),
+        ),
+        bulk="addBulk",
+        keeps="return value",
+        durable="appendfsync always; stalled jobs are started again",
+        mix="limits of concurrency and rate, four priorities",
     ),
 )
 BY_NAME = {peer.name: peer for peer in PEERS}

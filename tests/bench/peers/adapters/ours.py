@@ -6,8 +6,10 @@ It is also how the server of the published crate is measured: that speaks the sa
 from __future__ import annotations
 
 import asyncio
-import cronoq
+
 import speaking
+
+import cronoq
 
 MIX = ("critical", "high", "normal", "low")
 LIMITS = {"slots-of-the-bench": 1, "rate-of-the-bench": 1}

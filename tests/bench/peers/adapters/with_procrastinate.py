@@ -40,7 +40,7 @@ class OverProcrastinate(speaking.Adapter):
     async def probe(self) -> None:
         await job.defer_async(payload=speaking.probe())
 
-    async def left(self, submitted: int) -> int:
+    async def left(self, _: int) -> int:
         found = await app.connector.execute_query_one_async(
             "SELECT count(*) AS jobs FROM procrastinate_jobs WHERE status IN ('todo', 'doing')"
         )
