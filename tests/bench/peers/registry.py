@@ -66,6 +66,10 @@ def _workers(adapter: Command, processes: int, slots: int) -> Setting:
 _OURS = (sys.executable, str(ADAPTERS / "ours.py"))
 _PROCRASTINATE = _python("with_procrastinate.py")
 _RQ_POOL = (str(PYTHON), "-m", "rq.cli", "worker-pool", "-q", "-u", "{url}", "urgent", "default")
+_COOLDOWN = "5ms"
+"""How often River may fetch, and its client may say that there is something to fetch."""
+_GRAPHILE = ("node", str(NODE / "graphile.mjs"))
+_BULLMQ = ("node", str(NODE / "bullmq.mjs"))
 _SIMPLE = ("-w", "rq.worker.SimpleWorker")
 
 
@@ -89,10 +93,6 @@ def _pgqueuer(processes: int, batch: int) -> Setting:
 def _river(slots: int, cooldown: str) -> Setting:
     text = f"MaxWorkers {slots}, FetchCooldown {cooldown}"
     return Setting(text, ((str(RIVER), "worker", cooldown),), slots)
-
-
-def _node(adapter: str) -> Command:
-    return ("node", str(NODE / adapter))
 
 
 def _ours(store: str, title: str) -> Peer:
@@ -190,8 +190,8 @@ PEERS = (
         title="River",
         broker="postgres",
         install=installing.go,
-        client=(str(RIVER), "client"),
-        settings=(_river(1000, "5ms"), _river(100, "100ms"), _river(2000, "2ms")),
+        client=(str(RIVER), "client", _COOLDOWN),
+        settings=(_river(1000, _COOLDOWN), _river(100, "100ms"), _river(2000, "2ms")),
         bulk="InsertManyFast",
         keeps="status and output, recorded with the job",
         durable="fsync and synchronous_commit on",
@@ -202,13 +202,11 @@ PEERS = (
         title="graphile-worker",
         broker="postgres",
         install=installing.node,
-        client=(*_node("graphile.mjs"), "client"),
+        client=(*_GRAPHILE, "client"),
         settings=(
-            Setting(
-                "24 jobs, localQueue 500", ((*_node("graphile.mjs"), "worker", "batched"),), 24
-            ),
-            Setting("10 jobs", ((*_node("graphile.mjs"), "worker"),), 10),
-            Setting("2 × 10 jobs", ((*_node("graphile.mjs"), "worker"),) * 2, 10),
+            Setting("24 jobs, localQueue 500", ((*_GRAPHILE, "worker", "batched"),), 24),
+            Setting("10 jobs", ((*_GRAPHILE, "worker"),), 10),
+            Setting("2 × 10 jobs", ((*_GRAPHILE, "worker"),) * 2, 10),
         ),
         bulk="addJobs",
         keeps="nothing, ended jobs are deleted",
@@ -220,11 +218,11 @@ PEERS = (
         title="BullMQ",
         broker="redis",
         install=installing.node,
-        client=(*_node("bullmq.mjs"), "client"),
+        client=(*_BULLMQ, "client"),
         settings=(
-            _workers(_node("bullmq.mjs"), 2, 50),
-            _workers(_node("bullmq.mjs"), 1, 100),
-            _workers(_node("bullmq.mjs"), 1, 50),
+            _workers(_BULLMQ, 2, 50),
+            _workers(_BULLMQ, 1, 100),
+            _workers(_BULLMQ, 1, 50),
         ),
         bulk="addBulk",
         keeps="return value",

@@ -158,12 +158,8 @@ func (p *peer) left(ctx context.Context) (count int, err error) {
 }
 
 // serve works with a number of slots and fetches as often as the command line says.
-func serve(ctx context.Context, pool *pgxpool.Pool) error {
+func serve(ctx context.Context, pool *pgxpool.Pool, cooldown time.Duration) error {
 	slots, err := strconv.Atoi(os.Getenv("PEER_SLOTS"))
-	if err != nil {
-		return err
-	}
-	cooldown, err := time.ParseDuration(os.Args[2])
 	if err != nil {
 		return err
 	}
@@ -198,10 +194,15 @@ func run() error {
 		return err
 	}
 	defer pool.Close()
-	if os.Args[1] == "worker" {
-		return serve(ctx, pool)
+	// A client says that there is something to fetch as seldom as it would fetch itself.
+	cooldown, err := time.ParseDuration(os.Args[2])
+	if err != nil {
+		return err
 	}
-	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{})
+	if os.Args[1] == "worker" {
+		return serve(ctx, pool, cooldown)
+	}
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{FetchCooldown: cooldown})
 	if err != nil {
 		return err
 	}
