@@ -9,15 +9,22 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import msgspec
 
 from tests.e2e.disk import allow_writing, forbid_writing
-from tests.e2e.load import Load
 from tests.e2e.place import PostgresPlace, SqlitePlace, Waits
 from tests.e2e.replicas import Group, ReplicaProcess
 
 Place = SqlitePlace | PostgresPlace
+
+
+class GoesOn(Protocol):
+    """A load under which a fault strikes."""
+
+    async def goes_on(self, count: int) -> None:
+        """Returns when so many more calls have succeeded."""
 
 
 class Scene(msgspec.Struct, frozen=True):
@@ -25,7 +32,7 @@ class Scene(msgspec.Struct, frozen=True):
 
     place: Place
     group: Group
-    load: Load
+    load: GoesOn
     waits: Waits
 
     @property

@@ -129,7 +129,7 @@ async def play(
         await stack.enter_async_context(load)
         scene = Scene(place, group, load, plot.waits)
         try:
-            silences = [await _strike(fault, scene, plot, chance) for _ in range(plot.times)]
+            silences = [await _strike(fault, scene, load, plot, chance) for _ in range(plot.times)]
             async with asyncio.timeout(plot.patience):
                 await load.goes_on(max(0, plot.submits - len(load.acknowledged)))
                 occurrences = await load.judge()
@@ -145,14 +145,16 @@ async def play(
         return Report(fault.name, store, plot.times, tasks, occurrences, terms, connects, silences)
 
 
-async def _strike(fault: Fault, scene: Scene, plot: Plot, chance: random.Random) -> float:
+async def _strike(
+    fault: Fault, scene: Scene, load: Load, plot: Plot, chance: random.Random
+) -> float:
     """Once, at a random moment; returns for how long nobody was answered."""
     async with asyncio.timeout(plot.patience):
-        await scene.load.goes_on(chance.randrange(plot.between))
+        await load.goes_on(chance.randrange(plot.between))
         struck = time.monotonic()
         await fault.strike(scene)
-        await scene.load.goes_on(50)
-        silence = scene.load.longest_silence(struck)
-        await scene.load.settle()
+        await load.goes_on(50)
+        silence = load.longest_silence(struck)
+        await load.settle()
         judge(await scene.place.audit.rows())
     return silence

@@ -249,24 +249,29 @@ class Balancer:
                 pipe.cancel()
             await asyncio.gather(*self._pipes, return_exceptions=True)
 
+    def cut(self) -> None:
+        """Cuts every connection that there is."""
+        for pipe in self._pipes:
+            pipe.cancel()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.accepted.append(time.monotonic())
         self._pipes.add(task)
         task.add_done_callback(self._pipes.discard)
-        for _ in self._ports:
-            self._next += 1
-            port = self._ports[self._next % len(self._ports)]
-            try:
-                there, back = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                continue
-            ends = asyncio.gather(_pipe(reader, back), _pipe(there, writer))
-            with contextlib.suppress(asyncio.CancelledError):  # the test is over
-                await ends
-            break
-        writer.close()
+        with contextlib.closing(writer):
+            for _ in self._ports:
+                self._next += 1
+                port = self._ports[self._next % len(self._ports)]
+                try:
+                    there, back = await asyncio.open_connection("127.0.0.1", port)
+                except OSError:
+                    continue
+                ends = asyncio.gather(_pipe(reader, back), _pipe(there, writer))
+                with contextlib.suppress(asyncio.CancelledError):  # it was cut, or all is over
+                    await ends
+                break
 
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
