@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 
 from cronoq_server._proto import task_pb2, tasks_pb2, workers_pb2
-from cronoq_server.api import worker_stream
+from cronoq_server.api import frames, worker_stream
+from cronoq_server.api.frames import ReportReader
+from cronoq_server.api.worker_stream import WorkerStream
+from cronoq_server.engine import Get, Status
 from tests.api.conftest import Edge, WireWorker, reason_of
+from tests.runtime.rig import done, real, settle, task
 
 Serve = Callable[[str], Awaitable[Edge]]
 
@@ -18,6 +24,26 @@ READY = task_pb2.TASK_STATUS_READY
 RUNNING = task_pb2.TASK_STATUS_RUNNING
 RETRYING = task_pb2.TASK_STATUS_RETRYING
 SUCCEEDED = task_pb2.TASK_STATUS_SUCCEEDED
+
+
+class BreaksUnderLeases:
+    """A transport that carries leases to the worker, and then says that it failed."""
+
+    def __init__(self, arrives: bool) -> None:
+        self.sent: list[workers_pb2.ServerMessage] = []
+        self._arrives = arrives
+
+    async def read(self) -> Any:
+        """The worker is silent."""
+        return await asyncio.get_running_loop().create_future()
+
+    async def write(self, message: workers_pb2.ServerMessage) -> None:
+        """Ends the stream under the first leases."""
+        if message.HasField("leases") or not self._arrives:
+            if self._arrives:
+                self.sent.append(message)
+            raise ConnectionResetError
+        self.sent.append(message)
 
 
 async def to_the_end(stream: Any) -> None:
@@ -236,7 +262,8 @@ async def test_resumed_session_goes_on_with_what_it_names(edge: Edge) -> None:
     worker.stream.cancel()
     again = await edge.worker(slots=2, resume=resume_of(worker, leases[named]))
     assert list(again.registered.adopted) == [leases[named].lease]
-    assert again.registered.session_token != worker.registered.session_token
+    # The answer to a resume may be lost as well: the token that the worker has stays good.
+    assert again.registered.session_token == worker.registered.session_token
     (offered,) = await again.leases(1)
     assert (offered.task_id, offered.attempt) == (lost, 1)
     assert offered.lease > leases[lost].lease
@@ -491,3 +518,19 @@ async def test_stream_on_which_nobody_registers_is_closed(
     code, reason, text = await end_of(edge.workers.Work())
     assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
     assert "no register within 0.05 s" in text
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_leases_that_may_have_arrived_are_not_offered_again(arrives: bool) -> None:
+    """How a write ends says nothing of it: only what never reached the transport goes back."""
+    async with real() as rig:
+        session = rig.join(slots=2)
+        admitted = await done(rig.submit(task(), task()))
+        registration = frames.Registration("default", 2, "w", (), (), 4, "", None)
+        transport: Any = BreaksUnderLeases(arrives)
+        stream = WorkerStream(session, registration, transport, ReportReader(1 << 22), 1 << 22)
+        await stream.run()
+        await settle()
+        for task_id in admitted.ids:
+            view = await done(rig.ask(partial(Get, target=task_id)))
+            assert view.status == (Status.RUNNING if arrives else Status.READY)

@@ -404,7 +404,9 @@ class World:
 
     def resume(self, old: int, *named: int, slots: int = 1, **how: Any) -> int:
         """A worker comes back with the token of the session it had."""
-        word = events.Resume(b"token-%d" % old, named)
+        before = self.joined.get(old)
+        token = before.token if isinstance(before, effects.Joined) else b"token-%d" % old
+        word = events.Resume(token, named)
         held = self.out.pop(old, {})
         session = self.join(slots, resume=word, **how)
         answer = self.joined[session]

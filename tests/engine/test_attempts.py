@@ -1018,6 +1018,23 @@ def test_cancel_during_the_gap_is_found_at_resume() -> None:
     assert world.status(other) == Status.READY
 
 
+@pytest.mark.parametrize("losses", [1, 2, 5])
+def test_answer_to_a_resume_that_is_lost_costs_nothing(losses: int) -> None:
+    """A worker whose streams break under Registered comes back with the token that it has."""
+    world, session, task = running()
+    lease = world.lease(session).lease
+    token = Resume(b"token-%d" % session, (lease,))
+    for _ in range(losses + 1):
+        world.lose(session)
+        session = world.join(resume=token)
+        answer = world.joined[session]
+        assert isinstance(answer, effects.Joined)
+        assert (answer.adopted, answer.token) == ((lease,), token.token)
+    world.report(session, Completed(lease, b"", ""))
+    assert world.status(task) == Status.SUCCEEDED
+    assert world.view(task).attempt == 1
+
+
 @pytest.mark.parametrize("when", ["before", "during"])
 def test_handler_that_was_aborted_keeps_its_slot_over_a_resume(when: str) -> None:
     """EN-48: a new stream does not make a handler stop that ignores its abort."""

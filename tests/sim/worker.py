@@ -7,7 +7,7 @@ knows neither. What a handler does is drawn when it begins; when it ends is arra
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -303,6 +303,9 @@ class Worker:
             for lease_id, _ in effect.aborts:
                 self._abort(lease_id)
         elif isinstance(effect, Joined):
+            if self._token and self.world.chance.randrange(1000) < 5 * self.world.lossy:
+                self.world.count("answers to a resume lost on their way")
+                return False
             self._joined(session, effect)
         elif isinstance(effect, NotJoined | Dropped):
             if isinstance(effect, Dropped) and not self._hung:
@@ -323,6 +326,7 @@ class Worker:
         self._token = joined.token
         self._last_heard = self.world.timeline.now
         adopted = dict.fromkeys(joined.adopted)
+        self._check_resume(adopted)
         for lease in [lease for lease in self._running if lease not in adopted]:
             self._stop(lease)
         waiting, self._unheard = self._unheard, {}
@@ -333,6 +337,19 @@ class Worker:
                 self._send(partial(_report, number, kept))
         self._reports = max(self._reports, joined.reports_seen)
         self._arm_beat(session)
+
+    def _check_resume(self, adopted: Container[int]) -> None:
+        """A handler that goes on is either adopted, or the server does not hold it any more."""
+        process = self._process
+        if process is None or process.driver is None or self.protocol < 4:
+            return
+        for number, session in process.driver._engine._state.sessions.items():
+            if session.connected or session.name != self.name:
+                continue
+            for lease in session.leases:
+                if lease in self._running and lease not in adopted:
+                    text = f"{self.name} runs lease {lease}, session {number} keeps it"
+                    self.world.known.broken("a short break costs no attempt", text)
 
     def _stop(self, lease: int) -> None:
         """A handler that nobody wants any more ends."""

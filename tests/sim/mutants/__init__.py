@@ -1,4 +1,4 @@
-"""Twelve plausible bugs, and the proof that the oracle sees each of them.
+"""Thirteen plausible bugs, and the proof that the oracle sees each of them.
 
 A mutant is a function that patches one bug into the engine or the driver; `patched` takes it out
 again. `hunt` plays seeds under each until one breaks a promise.
@@ -25,6 +25,7 @@ MUTANTS: dict[str, Mutant] = {
     "id-reuse": engine.id_reuse,
     "epoch-unchecked": driver.epoch_unchecked,
     "double-dispatch-on-resume": engine.double_dispatch_on_resume,
+    "token-changed-by-resume": engine.token_changed_by_resume,
     "overlap-guard-lost-at-failover": engine.overlap_guard_lost_at_failover,
     "dependency-edge-missed": engine.dependency_edge_missed,
     "timer-lost": engine.timer_lost,

@@ -71,6 +71,18 @@ def double_dispatch_on_resume(patch: Patch) -> None:
     patch(workers, "_resume", forget)
 
 
+def token_changed_by_resume(patch: Patch) -> None:
+    """A worker that has not heard that it was resumed has a token that is worth nothing."""
+    resume = workers._resume
+
+    def change(draft: Any, session: Any, event: Any) -> Any:
+        adopted = resume(draft, session, event)
+        session.token = event.token
+        return adopted
+
+    patch(workers, "_resume", change)
+
+
 def overlap_guard_lost_at_failover(patch: Patch) -> None:
     """A recovered task is no longer known as an occurrence of its schedule."""
     live_task = recovery._live_task

@@ -4,7 +4,8 @@ Rules a change must keep:
 
 1. `Register` comes first and once; nothing is sent before `Registered`.
 2. Everything that one release of effects has for the worker is written in one go.
-3. What was read before the stream broke counts; what could not be written goes back.
+3. What was read before the stream broke counts. Leases that were not handed to the transport go
+   back at once; those that were may have arrived, whatever became of the stream.
 4. Half-closing is a clean end: what was queued is written first. Any other end of a version 4
    stream is a break that the worker may resume from; version 3 cannot, so it always ends clean.
 5. A worker that breaks the protocol is told why, and its stream ends.
@@ -216,10 +217,12 @@ class WorkerStream:
             unwritten = [lease for effect in effects for lease in leases_of(effect)]
             self._unwritten = unwritten
             for message in self._messages(effects):
-                await self._context.write(message)
+                # What was handed on may have arrived, however the writing ends: from here on the
+                # worker alone can say that it did not.
                 count = _leases_in(message)
                 if count:
                     del unwritten[:count]
+                await self._context.write(message)
             for effect in effects:
                 if isinstance(effect, NotJoined):
                     raise Refused(effect.refusal)

@@ -86,6 +86,8 @@ def _resume(draft: Draft, session: Session, event: WorkerJoined) -> tuple[int, .
     if old.connected:
         _disconnect(draft, old)
         draft.effects.append(Dropped(old.number))
+    # The token stays: if this answer is lost as well, the worker comes back with the one it has.
+    session.token = old.token
     session.reports_seen = old.reports_seen
     named = set(resume.leases)
     adopted = []
