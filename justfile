@@ -122,11 +122,12 @@ bench *args:
 release-check:
     python -m tools.check_package
 
-# Write the generated pages, then check the documentation: links resolve, examples run
+# Write the generated pages, build the site into build/site, check it: links resolve, examples run
 [no-exit-message]
 docs:
     python -m tools.render_docs
-    python -m pytest tests/tidy/test_docs.py
+    NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+    python -m pytest tests/tidy/test_docs.py tests/tidy/test_doc_blocks.py tests/docs
 
 # Resolve the lock file anew from the pyproject files (--upgrade: to the newest versions)
 lock *args:

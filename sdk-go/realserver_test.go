@@ -82,6 +82,7 @@ func TestRealServer_RunsWhatIsSubmitted(t *testing.T) {
 	endpoint := startServer(t)
 	ctx := within(t)
 	t.Run("quickstart", func(t *testing.T) { runQuickstart(t, endpoint) })
+	t.Run("first steps", func(t *testing.T) { runFirstSteps(t, endpoint) })
 	worker, err := NewWorker(WorkerOptions{Endpoint: endpoint, Slots: 4, Name: "gopher"})
 	if err != nil {
 		t.Fatal(err)
@@ -155,6 +156,14 @@ func runQuickstart(t *testing.T, endpoint string) {
 	command.Dir = folder
 	output, err := command.CombinedOutput()
 	if err != nil || !strings.Contains(string(output), "hello world\n") {
+		t.Fatalf("%v: %s", err, output)
+	}
+}
+
+// runFirstSteps runs what docs/getting-started.md shows.
+func runFirstSteps(t *testing.T, endpoint string) {
+	output, err := exec.Command("go", "run", "./examples/first_steps", endpoint).Output()
+	if err != nil || string(output) != "Ada owes 12.50\nsucceeded in attempt 3\ntrue true\n30\n" {
 		t.Fatalf("%v: %s", err, output)
 	}
 }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
@@ -33,9 +31,7 @@ from cronoq_server.stores.memory import MemoryDisk
 from cronoq_server.stores.memory import MemoryStore as Handle
 from cronoq_server.testing import Fault, FaultyStore, ManualClock
 from tests.stores.pg import running_cluster
-from tools.quickstart import ROOT, read_programs
 
-EMBEDDING = ROOT / "docs/guide/embedding.md"
 QUICK = {"retry": {"max_attempts": 3, "initial_backoff_s": 0.01, "max_backoff_s": 0.02}}
 
 
@@ -197,18 +193,6 @@ async def test_time_is_moved_by_hand() -> None:
         assert await scheduler.remove_schedule("hourly")
         await clock.advance(hours=2)
         assert len(ran) == 24
-
-
-@pytest.mark.parametrize(("program", "expected"), read_programs(EMBEDDING), ids=lambda _: "")
-def test_programs_of_the_guide_print_what_they_show(
-    program: str, expected: str, tmp_path: Path
-) -> None:
-    """Every program of the page on embedding that shows an output prints it."""
-    file = tmp_path / "program.py"
-    file.write_text(program, encoding="utf-8")
-    command = [sys.executable, "-W", "error", str(file)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert (run.stdout, run.stderr) == (expected, "")
 
 
 async def test_file_outlives_the_process(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ refuse: a path that is not there (404) or a method (405), reason `unsupported`; 
 slow (408), too large (413) or of another type (415); headers that are too large (431). With 429 and
 503 comes `Retry-After`.
 
+<!-- output -->
 ```json
 {
   "error": {
@@ -79,6 +80,8 @@ event that was read as `Last-Event-ID`, and no end is missed; some may come twic
 
 **Standby.** A server that does not lead answers 503 `not_leader`, with which nothing was executed,
 and closes the connection."""
+
+TESTED = "<!-- tested: tests/api/test_http_openapi.py -->"
 
 
 def page(mark: str) -> str:
@@ -166,7 +169,7 @@ def _answer(code: str, answer: dict[str, Any]) -> list[str]:
 def _example(example: Any) -> list[str]:
     if example is None:
         return []
-    return ["", "```json", json.dumps(example, ensure_ascii=False), "```"]
+    return ["", TESTED, "```json", json.dumps(example, ensure_ascii=False), "```"]
 
 
 def _shape(name: str, schema: dict[str, Any]) -> list[str]:

@@ -1,7 +1,7 @@
 """Decides how the programs in the documentation are taken out of their pages and run.
 
-They run word for word, but for the port. Used by ``tests/tidy/test_docs.py`` (the checkout)
-and by ``tools/check_package.py`` (the installed packages), so that both try the same lines.
+The quickstart runs word for word, but for the port. ``tools/check_package.py`` does that with the
+installed packages, ``tests/docs`` with the checkout, along with all other pages.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ RUN_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 60
 
 _PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_PROGRAM_WITH_OUTPUT = re.compile(
-    r"^```python\n((?:(?!^```).)*?)^```\n\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE
-)
 
 
 def read_quickstart() -> str:
@@ -31,11 +28,6 @@ def read_quickstart() -> str:
     if block is None:
         raise ValueError("README.md has no Python block")
     return block.group(1)
-
-
-def read_programs(page: Path) -> list[tuple[str, str]]:
-    """Return each program of a page that shows its output, with that output."""
-    return _PROGRAM_WITH_OUTPUT.findall(page.read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from cronoq_server.api.metrics import FAMILIES
 from cronoq_server.config import Config, parse
 from cronoq_server.engine import lifecycle
 from cronoq_server.engine.model import Status
-from tools import http_reference, outcome_tables, routing_table, security_page
+from tools import doc_blocks, http_reference, outcome_tables, routing_table, security_page
 from tools.config_words import WORDS
 from tools.fault_kinds import FAULT_KINDS
 
@@ -72,6 +72,7 @@ def task_lifecycle() -> str:
             "Drawn from the table in `server/src/cronoq_server/engine/lifecycle.py`, which every",
             "change of a status passes. A change that is not in it cannot happen.",
             "",
+            "<!-- illustration: drawn from the table, as this whole page is -->",
             "```mermaid",
             lifecycle.mermaid(),
             "```",
@@ -177,6 +178,7 @@ def configuration() -> str:
             "`cronoq-server config` prints what holds in the end, without secrets. A whole file to",
             "start from is `server/deploy/cronoq.example.toml`; a short one:",
             "",
+            "<!-- config -->",
             "```toml",
             *EXAMPLE.splitlines(),
             "```",
@@ -420,6 +422,9 @@ def main(arguments: Sequence[str]) -> int:
         if "--check" not in arguments:
             (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
             (ROOT / name).write_text(PAGES[name](), encoding="utf-8")
+    if "--check" not in arguments:
+        for page in doc_blocks.write_included():
+            print(page.relative_to(ROOT))
     return int(bool(stale) and "--check" in arguments)
 
 

@@ -81,12 +81,11 @@ PARTS = (
     check("proto lint", "just", "proto-lint"),
     check("proto breaking", "just", "proto-breaking"),
     tests("tidy", "tests/tidy"),
+    tests("docs", "tests/docs"),
     tests(
         "server",
         "tests/test_config.py",
-        "tests/test_ordering.py",
         "tests/test_embedded.py",
-        "tests/test_ordering.py",
         "tests/test_reloading.py",
         "tests/test_telemetry.py",
     ),

@@ -11,6 +11,7 @@ A server without credentials serves its own machine only: it refuses to listen o
 others can reach, unless `--insecure-no-auth` says that this is wanted. With credentials every
 call but health checks and reflection needs one.
 
+<!-- config -->
 ```toml
 [server]
 grpc_addr = "0.0.0.0:7070"
@@ -19,7 +20,14 @@ http_addr = "0.0.0.0:7071"
 [server.tls]
 cert = "/etc/cronoq/server.pem"
 key = "/etc/cronoq/server-key.pem"
-client_ca = "/etc/cronoq/clients.pem"   # every caller then shows a certificate
+client_ca = "/etc/cronoq/ca.pem"   # every caller then shows a certificate
+
+[[pools]]
+name = "default"
+[[pools]]
+name = "mail"
+[[pools]]
+name = "llm"
 
 [[auth.tokens]]
 name = "web"

@@ -3,8 +3,9 @@
 
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use cronoq::testing::TestServer;
 
@@ -82,6 +83,23 @@ async fn a_fresh_project_runs_the_quickstart() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// Runs a program against a server whose clock runs by itself, and returns what it printed.
+fn with_a_running_clock(server: &Path, program: &Path) -> String {
+    let mut serving = Command::new(server)
+        .args(["--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(serving.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let endpoint = line.trim().strip_prefix("serving gRPC on ").unwrap();
+    let output = run(Command::new(program).arg(endpoint));
+    run(Command::new("kill").arg(serving.id().to_string()));
+    assert!(serving.wait().unwrap().success());
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
 /// The examples do what they are there to show.
 #[tokio::test]
 async fn the_examples_run() {
@@ -92,7 +110,7 @@ async fn the_examples_run() {
         eprintln!("skipped: no server to test against (see CRONOQ_SERVER)");
         return;
     }
-    let server = TestServer::start_program(program).await.unwrap();
+    let server = TestServer::start_program(&program).await.unwrap();
     // Built along with the tests.
     let examples = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples");
     let endpoint = server.endpoint();
@@ -100,6 +118,10 @@ async fn the_examples_run() {
         let output = run(Command::new(examples.join(name)).arg(endpoint));
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
+    assert_eq!(
+        with_a_running_clock(&program, &examples.join("first_steps")),
+        "Ada owes 12.50\nsucceeded in attempt 3\ntrue true\n30\n"
+    );
     assert!(told("pipeline").contains("sum of squares: 30\n"));
     let worker = Command::new(examples.join("hello_worker")).arg(endpoint).spawn();
     let mut worker = worker.unwrap();

@@ -246,3 +246,36 @@ async fn dependants_follow_their_parents() {
     assert_eq!(ends, [TaskStatus::Skipped, TaskStatus::Succeeded, TaskStatus::Succeeded]);
     bench.end().await;
 }
+
+/// What the README shows of tests, done; it needs a server on the path, which `./justw` puts there.
+#[tokio::test]
+async fn the_readme_tests_handlers() {
+    let found = std::env::var_os("CRONOQ_SERVER").is_some()
+        || std::env::var_os("PATH").is_some_and(|path| {
+            std::env::split_paths(&path).any(|folder| folder.join("cronoq-server").exists())
+        });
+    if !found {
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "no server: see CRONOQ_SERVER");
+        eprintln!("skipped: no server to test against (see CRONOQ_SERVER)");
+        return;
+    }
+    the_readme().await.unwrap();
+}
+
+async fn greet(_attempt: Attempt, name: String) -> Result<String, HandlerError> {
+    Ok(format!("hello {name}"))
+}
+
+async fn the_readme() -> cronoq::Result<()> {
+    // docs: testing
+    use cronoq::testing::{FakeAttempt, TestServer, run_handler};
+
+    let outcome = run_handler(greet, FakeAttempt::with_payload("world")).await?;
+    assert_eq!(outcome.value::<String>()?, "hello world");
+
+    let server = TestServer::start().await?; // in memory, and its time stands still
+    server.advance(Duration::from_secs(3600)).await?; // until you move it
+    server.settle().await?; // all that is due has been done
+    // docs: end
+    Ok(())
+}

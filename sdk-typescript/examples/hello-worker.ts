@@ -8,7 +8,9 @@ import { Permanent, Retryable, Worker } from "cronoq";
 import { z } from "zod";
 
 const endpoint = process.argv[2] ?? "127.0.0.1:7070";
+// docs: schema
 const Order = z.object({ customer: z.string(), cents: z.number().int() });
+// docs: end
 
 const worker = new Worker({ endpoint, slots: 8 });
 
@@ -17,6 +19,7 @@ worker.handler("greet", z.string(), (name) => `hello ${name}`);
 worker.handler("square", z.number(), (number) => number * number);
 
 // Fails in two ways; task id and number are a fencing token for outside systems.
+// docs: schema
 worker.handler("bill", Order, ({ cents, customer }, attempt) => {
   if (cents < 0) {
     throw new Permanent(`${customer} cannot owe ${cents} cents`);
@@ -26,6 +29,7 @@ worker.handler("bill", Order, ({ cents, customer }, attempt) => {
   }
   return { customer, cents, attempt: attempt.number };
 });
+// docs: end
 
 // Is long: it tells how far it is and stops when it is told to.
 worker.handler("count", z.number(), async (steps, attempt) => {

@@ -71,6 +71,24 @@ describe("a real server", { skip: SKIP_SERVER }, () => {
     }
   });
 
+  it("runs what README and documentation show", async () => {
+    const prints = async (name: string, said: string): Promise<void> => {
+      const args = [`build/examples/${name}.js`, server.endpoint];
+      const ended = await runProgram(process.execPath, args);
+      assert.deepEqual([ended.stdout, ended.code], [said, 0], ended.stderr);
+    };
+    await prints("threads", "499500\n");
+    await prints("traces", "false\n");
+    await prints("testing", "tested\n");
+    // Its backoffs pass when the clock is moved, by little, since leases run out as well.
+    const stopMoving = keepMoving(server, 10);
+    try {
+      await prints("first-steps", "Ada owes 12.50\nsucceeded in attempt 3\ntrue true\n30\n");
+    } finally {
+      await stopMoving();
+    }
+  });
+
   it("runs the examples", async () => {
     const worker = spawn(process.execPath, ["build/examples/hello-worker.js", server.endpoint], {
       cwd: ROOT,
