@@ -1,9 +1,10 @@
-"""Clients on a host of their own: they submit, look, wait and cancel, and write down what they see.
+"""Clients on a host of their own: they submit, look, wait, cancel, and write down what they see.
 
-`python -m tests.campaigns._hosts_caller FOLDER SEED CALLERS PAUSE_S ADDRESS...` works until it is
-told to finish by a line of input, waits for the end of all that was acknowledged, looks at each
-task once more, and ends. It says `acknowledged N` whenever a submit was. Each call is made once:
-what becomes of one that failed is not known, unless the server says that it has done nothing.
+`python -m tests.campaigns._hosts_caller FOLDER SEED CALLERS PAUSE_S ADDRESS...` works until an
+empty line of input, waits for the end of all that was acknowledged, looks at each task once more,
+and ends. It says `acknowledged KEY` whenever a submit was. With `readers` in place of the seed it
+only looks at the tasks whose keys come as lines of input. Each call is made once: what becomes of
+one that failed is not known, unless the server says that it has done nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ WAIT_S = 1.5
 RECENT = 24
 """Among so many keys callers find each other."""
 POOL = "hosts"
+READERS = "readers"
 REST_S = 0.05
 """After a failure, before the next host is asked."""
 
@@ -69,7 +71,12 @@ class Keys:
     def acknowledge(self, key: str) -> None:
         """Somebody was told that a task of this key is there."""
         self.acknowledged[key] = None
-        print(f"acknowledged {len(self.acknowledged)}", flush=True)
+        print(f"acknowledged {key}", flush=True)
+
+    def learn(self, key: str) -> None:
+        """Somebody else was told that a task of this key is there."""
+        self.recent.append(key)
+        del self.recent[:-RECENT]
 
 
 class Caller:
@@ -181,6 +188,9 @@ class Caller:
             detail = await self.call("Describe", request)
         except (Unknown, NotDone):
             return False
+        except Missing:
+            self.record.note("get", key, call, returned=now(), missing=True)
+            return True
         for attempt in detail.attempts:
             seen = {"attempt": attempt.number, "outcome": attempt.outcome}
             self.record.note("outcome", key, call, returned=now(), **seen)
@@ -265,10 +275,41 @@ async def run(folder: Path, seed: str, count: int, pause_s: float, addresses: li
     print("finished", flush=True)
 
 
+async def read(folder: Path, count: int, pause_s: float, addresses: list[str]) -> None:
+    """Looks at the tasks that it is told of until an empty line of input comes."""
+    keys = Keys("")
+    reading: list[asyncio.Task[None]] = []
+    callers = []
+
+    async def look(caller: Caller) -> None:
+        while True:
+            if keys.recent:
+                await caller.get(keys.recent[-1 - int(random.expovariate(0.2)) % len(keys.recent)])
+            await asyncio.sleep(pause_s)
+
+    for number in range(count):
+        record = Record(folder / f"reader-{number}.ndjson", f"reader-{number}")
+        callers.append(caller := Caller(addresses, number, record))
+        await caller.connect()
+        reading.append(asyncio.create_task(look(caller)))
+    while key := (await asyncio.to_thread(sys.stdin.readline)).strip():
+        keys.learn(key)
+    for task in reading:
+        task.cancel()
+    await asyncio.gather(*reading, return_exceptions=True)
+    for caller in callers:
+        await caller.close()
+        caller.record.close()
+    print("finished", flush=True)
+
+
 def main(arguments: list[str]) -> int:
     """Works and ends."""
     folder, seed, count, pause_s, *addresses = arguments
-    asyncio.run(run(Path(folder), seed, int(count), float(pause_s), addresses))
+    if seed == READERS:
+        asyncio.run(read(Path(folder), int(count), float(pause_s), addresses))
+    else:
+        asyncio.run(run(Path(folder), seed, int(count), float(pause_s), addresses))
     return 0
 
 

@@ -6,6 +6,7 @@ A fault is a coroutine that does its worst and returns; it is told for how long 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
 from asyncio.subprocess import Process
@@ -19,7 +20,12 @@ from tests.campaigns._hosts_relays import Relays
 from tests.campaigns._hosts_wire import Rule
 from tests.e2e.replicas import Group, ReplicaProcess
 
-DATABASE, CLIENTS, WORKERS = "database", "clients", "workers"
+DATABASE, CLIENTS, WORKERS, READERS = "database", "clients", "workers", "readers"
+OUTSIDE = (CLIENTS, WORKERS, READERS)
+CALM_S = 0.5
+TAKEOVER_S = 12.0
+STALE_S = 2.5
+LEADS = "leadership_acquired"
 LOSS = 0.3
 LATE = Rule(delay_ms=300)
 DISORDER = Rule(duplicate=0.25, reorder=0.25)
@@ -51,7 +57,9 @@ class Scene(msgspec.Struct):
         """Who leads, as far as is known, or anybody."""
         servers = self.group.servers
         leading = [number for number, server in enumerate(servers) if server.leads]
-        return leading[0] if leading else self.chance.randrange(len(servers))
+        if not leading:
+            return self.chance.randrange(len(servers))
+        return max(leading, key=lambda n: int(servers[n].last_said(LEADS)["epoch"]))
 
     @property
     def home(self) -> str:
@@ -74,9 +82,7 @@ class Scene(msgspec.Struct):
 
     def front(self) -> list[tuple[str, str]]:
         """Both ways between whoever calls or works and all servers."""
-        return [
-            way for home in set(self.homes) for one in (CLIENTS, WORKERS) for way in both(one, home)
-        ]
+        return [way for home in set(self.homes) for one in OUTSIDE for way in both(one, home)]
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -110,13 +116,29 @@ async def leader_from_database(scene: Scene, _: float) -> None:
 async def leader_from_callers(scene: Scene, _: float) -> None:
     """The leader is there for the database alone."""
     home = scene.home
-    await scene.cut([*both(home, CLIENTS), *both(home, WORKERS)])
+    await scene.cut(way for host in OUTSIDE for way in both(home, host))
 
 
 async def leader_alone(scene: Scene, _: float) -> None:
     """Nobody hears the leader, and it hears nobody."""
     home = scene.home
-    await scene.cut(way for host in (DATABASE, CLIENTS, WORKERS) for way in both(home, host))
+    await scene.cut(way for host in (DATABASE, *OUTSIDE) for way in both(home, host))
+
+
+async def leader_with_readers(scene: Scene, _: float) -> None:
+    """A leader without work is left alone with those who only look, until another one leads.
+
+    Nothing that it would write holds up what it says: only its doubts do.
+    """
+    old = scene.group.servers[scene.leader()]
+    home = scene.home
+    await scene.cut(both(home, CLIENTS))
+    await asyncio.sleep(CALM_S)
+    await scene.cut([*both(home, WORKERS), *both(home, DATABASE)])
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(TAKEOVER_S):
+            await scene.group.another(old)
+    await asyncio.sleep(STALE_S)
 
 
 async def database_alone(scene: Scene, _: float) -> None:
@@ -136,7 +158,7 @@ async def leader_deaf(scene: Scene, _: float) -> None:
 
 async def answers_lost(scene: Scene, _: float) -> None:
     """What clients and workers say arrives, no answer comes back."""
-    await scene.cut((home, host) for home in set(scene.homes) for host in (CLIENTS, WORKERS))
+    await scene.cut((home, host) for home in set(scene.homes) for host in OUTSIDE)
 
 
 async def database_flaps(scene: Scene, lasts_s: float) -> None:
@@ -228,6 +250,7 @@ FAULTS = (
     Fault("leader-cut-from-database", leader_from_database),
     Fault("leader-cut-from-callers", leader_from_callers, BOTH),
     Fault("leader-cut-from-all", leader_alone),
+    Fault("leader-left-with-readers", leader_with_readers),
     Fault("database-cut-from-all", database_alone),
     Fault("leader-mute-to-database", leader_mute),
     Fault("leader-deaf-to-database", leader_deaf),

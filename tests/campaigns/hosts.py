@@ -30,7 +30,7 @@ import msgspec
 
 from tests.bench.environment import RESULTS, describe, quantile, save
 from tests.campaigns._hosts_caller import POOL
-from tests.campaigns._hosts_faults import CLIENTS, DATABASE, FAULTS, WORKERS, Fault, Scene
+from tests.campaigns._hosts_faults import CLIENTS, DATABASE, FAULTS, READERS, WORKERS, Fault, Scene
 from tests.campaigns._hosts_network import Network, NotPermitted, has_netem
 from tests.campaigns._hosts_relays import Relays
 from tests.e2e.audit import Audit, PostgresAudit, SqliteAudit, judge
@@ -44,6 +44,7 @@ SERVERS = {"postgres": 3, "sqlite": 2}
 WORKER_COUNT = 2
 SLOTS = 16
 CALLERS = 8
+READER_COUNT = 4
 PAUSE_S = 0.03
 LEASE_TTL_S = 2
 LASTS_S = (1.5, 4.5)
@@ -114,10 +115,11 @@ class Episode(msgspec.Struct, frozen=True):
 
 
 class Callers:
-    """The clients' process, and how far it has come."""
+    """The clients' process and how far it has come; another one is told what it may look at."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, readers: Process) -> None:
         self._process = process
+        self._readers = readers
         self._acknowledged = 0
         self._finished = False
         self._more = asyncio.Condition()
@@ -129,11 +131,14 @@ class Callers:
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
+        assert self._readers.stdin is not None
         async for line in self._process.stdout:
+            word, _, key = line.decode().strip().partition(" ")
+            if word == "acknowledged":
+                self._readers.stdin.write(f"{key}\n".encode())
             async with self._more:
-                word, _, count = line.decode().strip().partition(" ")
                 self._finished = word == "finished"
-                self._acknowledged = int(count or self._acknowledged)
+                self._acknowledged += word == "acknowledged"
                 self._more.notify_all()
         async with self._more:
             self._more.notify_all()
@@ -152,6 +157,10 @@ class Callers:
         async with asyncio.timeout(PATIENCE_S), self._more:
             await self._more.wait_for(lambda: self._finished or self._reading.done())
         assert self._finished, "the clients have ended before they were done"
+        assert self._readers.returncode is None, "the readers have ended"
+        assert self._readers.stdin is not None
+        self._readers.stdin.write(b"\n")
+        await self._readers.wait()
 
 
 def build_judge(folder: Path) -> Path:
@@ -276,7 +285,10 @@ class Play:
         addresses = [await self._net.endpoint(CLIENTS, home, server.port) for home, server in ends]
         settings = (str(self._folder), self._seed, str(CALLERS), str(PAUSE_S))
         process = await self._start(CLIENTS, "_hosts_caller", *settings, *addresses)
-        callers = Callers(process)
+        addresses = [await self._net.endpoint(READERS, home, server.port) for home, server in ends]
+        settings = (str(self._folder), READERS, str(READER_COUNT), str(PAUSE_S))
+        readers = await self._start(READERS, "_hosts_caller", *settings, *addresses)
+        callers = Callers(process, readers)
         self._stack.push_async_callback(callers.close)
         self._stack.push_async_callback(end, process)
         return callers
@@ -302,10 +314,11 @@ class Play:
         await asyncio.sleep(max(0.0, began + lasts_s - time.monotonic()))
         await self._heal(scene)
         healed = time.monotonic()
+        lasted_s = healed - began
         await callers.goes_on(GOES_ON)
         recovered_s = time.monotonic() - healed
-        self.episodes.append(Episode(fault.name, round(lasts_s, 2), round(recovered_s, 2)))
-        print(f"  {fault.name}: {lasts_s:.1f} s, goes on after {recovered_s:.1f} s", flush=True)
+        self.episodes.append(Episode(fault.name, round(lasted_s, 2), round(recovered_s, 2)))
+        print(f"  {fault.name}: {lasted_s:.1f} s, goes on after {recovered_s:.1f} s", flush=True)
 
     async def _heal(self, scene: Scene) -> None:
         await self._net.heal()
@@ -339,7 +352,7 @@ async def end(process: Process) -> None:
 @asynccontextmanager
 async def hosts(*, relays: bool) -> AsyncIterator[Network | Relays]:
     """Hosts of their own, or what stands in where there are none to be had."""
-    names = (DATABASE, "server0", "server1", "server2", CLIENTS, WORKERS)
+    names = (DATABASE, "server0", "server1", "server2", CLIENTS, WORKERS, READERS)
     if not relays:
         try:
             async with Network(names).open() as net:
