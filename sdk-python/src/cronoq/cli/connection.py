@@ -95,7 +95,7 @@ def _profile(path: Path, name: str | None, environment: Mapping[str, str]) -> di
         raise Misconfigured(f"there is no {path}, so there is no profile {name!r}")
     try:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # of TOML, of UTF-8, of endless numbers
         raise Misconfigured(f"{path} can't be read: {error}") from error
     profiles = document.get("profiles", {})
     found = profiles.get(name or "default") if isinstance(profiles, dict) else None

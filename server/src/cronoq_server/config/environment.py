@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from cronoq_server.config import toml_text
 from cronoq_server.config.sections import Config
 from cronoq_server.config.values import Problem
 
@@ -35,7 +36,7 @@ class Text(NamedTuple):
             ValueError: It is none.
         """
         try:
-            return tomllib.loads(f"value = {self.text}")["value"]
+            return toml_text.loads(f"value = {self.text}")["value"]
         except tomllib.TOMLDecodeError as error:
             # The parser's own message may hold what it read.
             raise ValueError("is neither a text that fits nor a value of TOML") from error
@@ -79,7 +80,7 @@ def _put(document: dict[str, Any], parts: list[str], value: Text) -> str:
         last = depth == len(parts) - 1
         here = _opened(here)
         if isinstance(here, list):
-            if not part.isdecimal() or int(part) > len(here):
+            if not _is_number(part) or int(part) > len(here):
                 raise ValueError(f"{path} has {len(here)} entries: name one by its number from 0")
             number = int(part)
             if number == len(here):
@@ -88,7 +89,7 @@ def _put(document: dict[str, Any], parts: list[str], value: Text) -> str:
             key: str | int = number
         elif isinstance(here, dict):
             path, key = (f"{path}.{part}" if path else part), part
-            has_number = not last and parts[depth + 1].isdecimal()
+            has_number = not last and _is_number(parts[depth + 1])
             here.setdefault(part, [] if has_number else {})
         else:
             raise ValueError(f"{path} has no parts")
@@ -99,6 +100,10 @@ def _put(document: dict[str, Any], parts: list[str], value: Text) -> str:
             here[key] = opened
             here = opened
     return path
+
+
+def _is_number(part: str) -> bool:
+    return part.isascii() and part.isdecimal() and len(part) <= 6
 
 
 def _opened(value: Any) -> Any:

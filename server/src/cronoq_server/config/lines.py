@@ -10,6 +10,8 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
+from cronoq_server.config import toml_text
+
 
 def lines_of(text: str) -> dict[str, int]:
     """The line of every path that valid TOML sets: `pools[1].max`, and of every table's header."""
@@ -22,7 +24,7 @@ def lines_of(text: str) -> dict[str, int]:
             within = _enter(names, is_list, counts)
             places.setdefault(within, line)
         else:
-            for path in _paths(tomllib.loads(statement), within):
+            for path in _paths(toml_text.loads(statement), within):
                 places.setdefault(path, line)
     return places
 
@@ -53,7 +55,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 
 def _is_whole(statement: str) -> bool:
     try:
-        tomllib.loads(statement)
+        toml_text.loads(statement)
     except tomllib.TOMLDecodeError:
         return False
     return True
@@ -61,7 +63,7 @@ def _is_whole(statement: str) -> bool:
 
 def _header(statement: str) -> tuple[list[str], bool]:
     """The names of a table's header, and whether it begins another one of a list."""
-    document: Any = tomllib.loads(statement)
+    document: Any = toml_text.loads(statement)
     names = []
     is_list = False
     while document:

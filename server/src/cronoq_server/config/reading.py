@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cronoq_server.config import toml_text
 from cronoq_server.config.contradictions import contradictions
 from cronoq_server.config.environment import Text, overlay
 from cronoq_server.config.lines import line_for, lines_of
@@ -54,11 +55,11 @@ def parse(
         ConfigError: It is no TOML, or has mistakes; all of them are named.
     """
     try:
-        document = tomllib.loads(text)
+        document = toml_text.loads(text)
     except tomllib.TOMLDecodeError as error:
         what, _, where = str(error).rpartition(" (at ")
         path = where.rstrip(")") if what else "TOML"
-        raise ConfigError(source, [Problem(path, what or "is not valid")]) from error
+        raise ConfigError(source, [Problem(path, what or str(error))]) from error
     variables, problems = overlay(document, environment or {})
     try:
         config = read(document, source)

@@ -9,7 +9,6 @@ text itself, so that an environment variable needs no quotes.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable
@@ -41,7 +40,7 @@ def whole(low: int, high: int) -> Rule:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(f"must be a whole number, not {kind_of(value)}")
         if not low <= value <= high:
-            raise ValueError(f"must be from {low} to {high}, not {value}")
+            raise ValueError(f"must be from {low} to {high}, not {_short(value)}")
         return value
 
     return rule
@@ -53,12 +52,19 @@ def number(low: float, high: float, *, above: bool = False) -> Rule:
     def rule(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(f"must be a number, not {kind_of(value)}")
-        if math.isnan(value) or not low <= value <= high or (above and value == low):
+        # Of NaN no comparison is true; a whole number may be beyond all floats.
+        if not low <= value <= high or (above and value == low):
             bound = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
-            raise ValueError(f"must be {bound}, not {value:g}")
+            raise ValueError(f"must be {bound}, not {_short(value)}")
         return float(value)
 
     return rule
+
+
+def _short(value: object) -> str:
+    """A number that is out of its range as a message tells it, however many digits it has."""
+    told = f"{value:g}" if isinstance(value, float) else str(value)
+    return told if len(told) <= 24 else f"a number of {len(told.lstrip('-'))} digits"
 
 
 def seconds(*, above_zero: bool = False) -> Rule:

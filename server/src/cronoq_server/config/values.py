@@ -33,7 +33,9 @@ class ConfigError(Exception):
     """
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
-        super().__init__("\n".join(f"{one.place or source}: {one}" for one in problems))
+        told = "\n".join(f"{one.place or source}: {one}" for one in problems)
+        # Names of variables may be bytes that are no text; the message is one all the same.
+        super().__init__(told.encode(errors="backslashreplace").decode())
         self.source = source
         self.problems = tuple(problems)
 
@@ -58,6 +60,10 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) <= 65_535
+
+
 def parse_address(value: object) -> Address:
     """Reads `host:port`, with an IPv6 host in brackets.
 
@@ -71,6 +77,6 @@ def parse_address(value: object) -> Address:
         host = host[1:-1]
     elif ":" in host:
         raise ValueError(f"{value!r} is ambiguous: put an IPv6 host in brackets, [::1]:7070")
-    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+    if not colon or not host or not _is_port(port):
         raise ValueError(f"{value!r} is not of the form host:port with a port from 0 to 65535")
     return Address(host, int(port))
