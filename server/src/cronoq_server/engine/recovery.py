@@ -305,13 +305,12 @@ def _go_on(draft: Draft, task: Task, change: StatusChanged) -> None:
     if change.status != Status.RETRYING:
         _leader_lost(draft, task)
         return
-    assert change.retry_at is not None
-    longest = max(0, change.retry_at - change.at)
-    left = remaining(change.retry_at, now.wall, longest)
+    retry_at = change.at if change.retry_at is None else change.retry_at
+    left = remaining(retry_at, now.wall, max(0, retry_at - change.at))
     _retry(draft, task, left)
     if not left:
         task.retry_at = None
-        became_ready(draft, task, now.mono - max(0, now.wall - change.retry_at))
+        became_ready(draft, task, now.mono - max(0, now.wall - retry_at))
 
 
 def _settle_since(draft: Draft, task: Task, ready_at: Instant, parents: list[int]) -> None:

@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from cronoq_server.engine.filters import SCHEDULE_TAG
 from cronoq_server.engine.model import (
+    FIRST_TERMINAL,
     Instant,
     Pairs,
     PastAttempt,
@@ -33,10 +35,19 @@ from cronoq_server.engine.model import (
     TaskSpec,
 )
 from cronoq_server.engine.mutations import (
+    ResourceResized,
     StatusChanged,
     StoredSchedule,
     StoredTask,
     TaskInserted,
+)
+from cronoq_server.stores.soundness import (
+    COUNT_BOUND,
+    INSTANT_MAX,
+    is_sound_past,
+    is_sound_schedule,
+    is_sound_size,
+    is_sound_spec,
 )
 
 TaskRow: TypeAlias = tuple[
@@ -62,22 +73,27 @@ _seen: dict[bytes, TaskSpec] = {}
 _encode = msgspec.msgpack.Encoder().encode
 _decode_spec = msgspec.msgpack.Decoder(TaskSpec).decode
 _decode_schedule = msgspec.msgpack.Decoder(StoredSchedule).decode
+_decode_resized = msgspec.msgpack.Decoder(ResourceResized).decode
+
+
+_At = Annotated[Instant, Meta(ge=-INSTANT_MAX, le=INSTANT_MAX)]
 
 
 class _Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The stored form of a change, in order."""
 
-    status: int
-    attempt: int
-    attempts_max: int
-    at: Instant
-    started_at: Instant | None
-    retry_at: Instant | None
+    status: Annotated[int, Meta(ge=int(Status.READY), le=int(Status.SHED))]
+    attempt: Annotated[int, Meta(ge=0, lt=COUNT_BOUND)]
+    attempts_max: Annotated[int, Meta(ge=0, lt=COUNT_BOUND)]
+    at: _At
+    started_at: _At | None
+    retry_at: _At | None
     message: str
     progress: Progress | None
     history: tuple[PastAttempt, ...]
     has_output: bool
-    put_back: int = 0  # absent from what was written before there was any
+    # Absent from what was written before there was any.
+    put_back: Annotated[int, Meta(ge=0)] = 0
 
 
 _decode_change = msgspec.msgpack.Decoder(_Change).decode
@@ -173,11 +189,21 @@ def encode_schedule(schedule: StoredSchedule) -> bytes:
 
 
 def decode_schedule(blob: bytes) -> StoredSchedule | None:
-    """A schedule; None when it cannot be read."""
+    """A schedule; None when it cannot be read, or makes no sense."""
     try:
-        return _decode_schedule(blob)
+        schedule = _decode_schedule(blob)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+    return schedule if is_sound_schedule(schedule) else None
+
+
+def decode_resized(blob: bytes) -> ResourceResized | None:
+    """The size of a resource; None when it cannot be read: then the configured one holds."""
+    try:
+        resized = _decode_resized(blob)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return resized if is_sound_size(resized) else None
 
 
 def read_spec(blob: bytes, payload: bytes | None, key: str | None = None) -> TaskSpec | None:
@@ -187,6 +213,8 @@ def read_spec(blob: bytes, payload: bytes | None, key: str | None = None) -> Tas
         try:
             spec = _decode_spec(blob)
         except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        if not is_sound_spec(spec):
             return None
         spec = replace(
             spec,
@@ -209,6 +237,9 @@ def read_change(number: int, blob: bytes) -> StatusChanged | None:
     try:
         change = _decode_change(blob)
     except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    history, progress = change.history, change.progress
+    if (history or progress is not None) and not is_sound_past(history, progress):
         return None
     return StatusChanged(
         number,
@@ -242,7 +273,9 @@ def read_live(
     if change is None:
         return StoredTask(task_id, created_at, read)
     last = read_change(task_id, change)
-    return None if last is None else StoredTask(task_id, created_at, read, last)
+    if last is None or last.status >= FIRST_TERMINAL:
+        return None
+    return StoredTask(task_id, created_at, read, last)
 
 
 class EndedColumns(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -274,8 +307,10 @@ def read_ended(columns: EndedColumns) -> StoredTask:
             columns.pool, columns.kind, key=columns.key or "", tenant=columns.tenant or ""
         )
     change = read_change(task_id, columns.change)
-    if change is None:
-        change = StatusChanged(task_id, columns.status, 0, 0, columns.at, message=UNREADABLE)
+    if change is None or change.status < FIRST_TERMINAL:
+        is_end = FIRST_TERMINAL <= columns.status <= Status.SHED
+        status = columns.status if is_end else Status.FAILED
+        change = StatusChanged(task_id, status, 0, 0, columns.at, message=UNREADABLE)
     return StoredTask(task_id, columns.created_at, spec, change, columns.position)
 
 

@@ -10,19 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
-
 from cronoq_server.engine.model import TaskFilter
 from cronoq_server.engine.mutations import (
     Output,
     RecoveredChunk,
-    ResourceResized,
     StoredSchedule,
     StoredTask,
 )
 from cronoq_server.stores.base import LOOKED_AT_MAX, FinishedPage, FinishedQuery, Forgotten
 from cronoq_server.stores.codec import (
     EndedColumns,
+    decode_resized,
     decode_schedule,
     id_spans,
     read_ended,
@@ -80,8 +78,6 @@ _KEYED = """(
 ) w"""
 _FILTERS_READ = 8
 """Filters of full segments that one look-up reads at most; those left are looked into."""
-
-_resized = msgspec.msgpack.Decoder(ResourceResized).decode
 
 
 def places(segments: Segments, ids: Iterable[int]) -> tuple[list[int], list[int]]:
@@ -221,7 +217,8 @@ async def settings(db: Connection, base: int) -> tuple[RecoveredChunk, list[str]
     chunk = RecoveredChunk(
         schedules=tuple(schedules),
         paused_pools=tuple(pool for (pool,) in paused),
-        resized=tuple(_resized(blob) for (blob,) in resized),
+        # Where what was set by hand cannot be read, the configured size holds.
+        resized=tuple(size for (blob,) in resized if (size := decode_resized(blob)) is not None),
     )
     return chunk, broken
 

@@ -20,13 +20,13 @@ from cronoq_server.engine.model import TaskFilter
 from cronoq_server.engine.mutations import (
     Output,
     RecoveredChunk,
-    ResourceResized,
     StoredSchedule,
     StoredTask,
 )
 from cronoq_server.stores.base import LOOKED_AT_MAX, FinishedPage, FinishedQuery, Forgotten
 from cronoq_server.stores.codec import (
     EndedColumns,
+    decode_resized,
     decode_schedule,
     id_spans,
     read_ended,
@@ -56,8 +56,6 @@ _AS_JSON = (
     "SELECT json_group_array(json_array(id, created_at, CAST(key AS TEXT), CAST(pool AS TEXT), "
     "CAST(kind AS TEXT), CAST(tenant AS TEXT), hex(spec), position, at, status, hex(change)))"
 )
-
-_resized = msgspec.msgpack.Decoder(ResourceResized).decode
 
 
 class _Slim(msgspec.Struct, array_like=True, gc=False):
@@ -180,7 +178,8 @@ def settings(db: sqlite3.Connection, base: int) -> tuple[RecoveredChunk, list[st
     chunk = RecoveredChunk(
         schedules=tuple(schedules),
         paused_pools=tuple(pool for (pool,) in paused),
-        resized=tuple(_resized(blob) for (blob,) in resized),
+        # Where what was set by hand cannot be read, the configured size holds.
+        resized=tuple(size for (blob,) in resized if (size := decode_resized(blob)) is not None),
     )
     return chunk, broken
 
