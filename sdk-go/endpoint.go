@@ -4,10 +4,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"net/url"
 	"strconv"
 	"strings"
-	"unicode"
 )
 
 // defaultPort is that of a configured endpoint which names none.
@@ -29,7 +27,8 @@ func (e endpoint) isLoopback() bool {
 		return true
 	}
 	address, err := netip.ParseAddr(e.host)
-	return err == nil && address.IsLoopback()
+	// Of an IPv4 address within an IPv6 one the libraries of languages say different things.
+	return err == nil && address.IsLoopback() && !address.Is4In6()
 }
 
 // target is the form that a dialer takes: host:port, IPv6 in brackets.
@@ -61,44 +60,55 @@ func parseRedirect(text string) (endpoint, error) {
 	return parseEndpoint(text, map[string]int{"http": 80, "https": 443})
 }
 
+// parseEndpoint reads by hand: net/url mends what it finds and knows more forms than may be used
+// here, where all SDKs must agree on a refusal.
 func parseEndpoint(text string, ports map[string]int) (endpoint, error) {
 	malformed := fmt.Errorf("endpoint %q is not of the form scheme://host:port", text)
-	if text == "" || strings.ContainsFunc(text, isOutOfPlace) {
+	if strings.ContainsFunc(text, isOutOfPlace) {
 		return endpoint{}, malformed
 	}
-	parts, err := url.Parse(text)
-	if err != nil {
-		return endpoint{}, malformed
-	}
-	port, isKnown := ports[parts.Scheme]
-	if !isKnown {
+	scheme, rest, hasScheme := strings.Cut(strings.ToLower(text), "://")
+	port, isKnown := ports[scheme]
+	if !hasScheme || !isKnown {
 		return endpoint{}, fmt.Errorf("endpoint %q is neither http nor https", text)
 	}
-	if parts.User != nil {
+	if strings.Contains(rest, "@") {
 		return endpoint{}, fmt.Errorf("endpoint carries user information")
 	}
-	hasMore := (parts.Path != "" && parts.Path != "/") || parts.RawQuery != "" || parts.ForceQuery ||
-		parts.Fragment != ""
-	host := strings.ToLower(parts.Hostname())
-	if hasMore || parts.Opaque != "" || !isHost(host) {
+	host, digits, isPlace := splitPort(strings.TrimSuffix(rest, "/"))
+	if !isPlace {
 		return endpoint{}, malformed
 	}
-	if digits := parts.Port(); digits != "" {
-		port, err = strconv.Atoi(digits)
-		if err != nil || port < 1 || port > 65535 {
+	if digits != "" {
+		number, err := strconv.ParseUint(digits, 10, 16)
+		if err != nil || number == 0 {
 			return endpoint{}, malformed
 		}
+		port = int(number)
 	}
-	return endpoint{parts.Scheme, host, port}, nil
+	return endpoint{scheme, host, port}, nil
 }
 
-func isOutOfPlace(letter rune) bool { return unicode.IsSpace(letter) || !unicode.IsPrint(letter) }
-
-func isHost(host string) bool {
-	if strings.Contains(host, ":") {
-		address, err := netip.ParseAddr(host)
-		return err == nil && address.Is6()
+// splitPort splits host, host:port, [v6] and [v6]:port; the port may be empty.
+func splitPort(authority string) (host, port string, isPlace bool) {
+	if inner, isBracketed := strings.CutPrefix(authority, "["); isBracketed {
+		address, rest, isClosed := strings.Cut(inner, "]")
+		digits, hasPort := strings.CutPrefix(rest, ":")
+		return address, digits, isClosed && (rest == "" || hasPort) && isIPv6(address)
 	}
+	host, port, _ = strings.Cut(authority, ":")
+	return host, port, isName(host)
+}
+
+// isOutOfPlace is true for all but the visible letters of ASCII.
+func isOutOfPlace(letter rune) bool { return letter <= ' ' || letter > '~' }
+
+func isIPv6(host string) bool {
+	address, err := netip.ParseAddr(host)
+	return err == nil && address.Is6() && address.Zone() == ""
+}
+
+func isName(host string) bool {
 	for label := range strings.SplitSeq(strings.TrimRight(host, "."), ".") {
 		if label == "" || strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
 			return false

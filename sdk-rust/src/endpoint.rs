@@ -61,7 +61,7 @@ fn refusal(text: impl Into<String>) -> Error {
 
 fn parse(text: &str, port_of: impl Fn(bool) -> u16) -> Result<Endpoint> {
     let malformed = || refusal(format!("endpoint {text:?} is not of the form scheme://host:port"));
-    if text.is_empty() || text.chars().any(|letter| letter.is_whitespace() || letter.is_control()) {
+    if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(malformed());
     }
     let (scheme, rest) = text.split_once("://").ok_or_else(malformed)?;
@@ -171,6 +171,39 @@ mod tests {
         }
         assert_eq!(parse_redirect("http://queue/").unwrap().port, 80);
         assert_eq!(parse_redirect("HTTPS://queue").unwrap().port, 443);
+    }
+
+    #[derive(serde::Deserialize)]
+    struct Vector {
+        text: String,
+        configured: Option<String>,
+        tls: Option<String>,
+        redirect: Option<String>,
+        is_loopback: bool,
+    }
+
+    #[derive(serde::Deserialize)]
+    struct Vectors {
+        vectors: Vec<Vector>,
+    }
+
+    /// Endpoints are read as all SDKs read them; a campaign names a larger set of texts.
+    // Covers R15.
+    #[test]
+    fn endpoints_are_read_as_all_sdks_do() {
+        let shared = concat!(env!("CARGO_MANIFEST_DIR"), "/../conformance/vectors/endpoints.json");
+        let path = std::env::var("CRONOQ_ENDPOINT_VECTORS").unwrap_or_else(|_| shared.to_owned());
+        let file: Vectors = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        assert!(file.vectors.len() > 100);
+        let told = |read: Result<Endpoint>| read.ok().map(|endpoint| endpoint.to_string());
+        for vector in file.vectors {
+            let text = vector.text;
+            assert_eq!(told(parse_redirect(&text)), vector.redirect, "redirect {text:?}");
+            assert_eq!(told(parse_configured(&text, false)), vector.configured, "{text:?}");
+            assert_eq!(told(parse_configured(&text, true)), vector.tls, "tls {text:?}");
+            let is_loopback = parse_redirect(&text).is_ok_and(|found| found.is_loopback());
+            assert_eq!(is_loopback, vector.is_loopback, "loopback {text:?}");
+        }
     }
 
     /// Only what is written as loopback counts as loopback (RR-15).

@@ -12,8 +12,9 @@ import { isIPv4, isIPv6 } from "node:net";
 const DEFAULT_PORT = 7070;
 const CONFIGURED_PORTS = { http: DEFAULT_PORT, https: DEFAULT_PORT } as const;
 const REDIRECT_PORTS = { http: 80, https: 443 } as const;
-const URL_PARTS = /^([a-z][a-z0-9+.-]*):\/\/([^/?#]*)([^?#]*)(?:\?([^#]*))?(?:#(.*))?$/i;
-const AUTHORITY = /^(?:\[([^[\]]*)\]|([^:[\]]*))(?::([0-9]*))?$/;
+const URL_PARTS = /^([^:]*):\/\/([^/]*)(\/?)$/;
+const VISIBLE_ASCII = /^[!-~]+$/;
+const AUTHORITY = /^(?:\[([0-9a-f:.]*)\]|([^:[\]]*))(?::([0-9]*))?$/i;
 const HOST_LABEL = /^[a-z0-9_-]+$/;
 
 type Scheme = "http" | "https";
@@ -92,11 +93,11 @@ export function parseRedirect(text: string): Endpoint {
 }
 
 function parse(text: string, ports: Readonly<Record<Scheme, number>>): Endpoint {
-  const parts = /[\s\p{C}]/u.test(text) ? null : URL_PARTS.exec(text);
+  const parts = VISIBLE_ASCII.test(text) ? URL_PARTS.exec(text) : null;
   if (parts === null) {
     throw new EndpointError(`endpoint ${quoted(text)} is not a URL`);
   }
-  const [, schemeText = "", authority = "", path = "", query = "", fragment = ""] = parts;
+  const [, schemeText = "", authority = ""] = parts;
   const scheme = schemeText.toLowerCase();
   if (scheme !== "http" && scheme !== "https") {
     throw new EndpointError(`endpoint ${quoted(text)} is neither http nor https`);
@@ -107,8 +108,7 @@ function parse(text: string, ports: Readonly<Record<Scheme, number>>): Endpoint 
   const place = AUTHORITY.exec(authority);
   const port = portOf(place?.[3], ports[scheme]);
   const host = hostOf(place);
-  const hasMore = (path !== "" && path !== "/") || query !== "" || fragment !== "";
-  if (host === undefined || port === undefined || hasMore) {
+  if (host === undefined || port === undefined) {
     throw new EndpointError(`endpoint ${quoted(text)} is not of the form scheme://host:port`);
   }
   return new Endpoint(scheme, host, port);

@@ -2,13 +2,15 @@
 
 A configured endpoint is `host:port`, `http://…` or `https://…`; a redirect is a URL, nothing else.
 Knows no sockets and resolves no names: whether a host is loopback is judged by how it is written.
+Read by hand: libraries for URLs mend what they find and fold letters that are not ASCII (a Kelvin
+sign is a `k` to them), and each in its own way, where all SDKs must agree on a refusal.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
-from urllib.parse import SplitResult, urlsplit
 
 DEFAULT_PORT = 7070
 _SCHEME_PORTS = {"http": 80, "https": 443}
@@ -37,9 +39,11 @@ class Endpoint:
         if self.host == "localhost":
             return True
         try:
-            return ipaddress.ip_address(self.host).is_loopback
+            address = ipaddress.ip_address(self.host)
         except ValueError:
             return False
+        # Python's releases differ in what they say of an IPv4 address within an IPv6 one.
+        return int(address) == 1 if address.version == 6 else address.is_loopback
 
     @property
     def target(self) -> str:
@@ -79,33 +83,41 @@ def parse_redirect(text: str) -> Endpoint:
 
 
 def _parse(text: str, ports: dict[str, int]) -> Endpoint:
-    if not text or any(c.isspace() or not c.isprintable() for c in text):
+    if not text or not text.isascii() or any(not "!" <= letter <= "~" for letter in text):
         raise EndpointError(f"endpoint {text!r} is not a URL")
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError as error:
-        raise EndpointError(f"endpoint {text!r} is not a URL: {error}") from error
-    if parts.scheme not in _SCHEME_PORTS:
+    scheme, separator, rest = text.partition("://")
+    scheme = scheme.lower()
+    if not separator or scheme not in _SCHEME_PORTS:
         raise EndpointError(f"endpoint {text!r} is neither http nor https")
-    if parts.username is not None or parts.password is not None:
+    if "@" in rest:
         raise EndpointError("endpoint carries user information")
-    if port == 0 or not parts.hostname or _has_more(parts) or not _is_host(parts.hostname):
+    place = _AUTHORITY.fullmatch(rest.lower())
+    host = None if place is None else _host(place)
+    port = None if place is None else _port(place["port"] or "", ports[scheme])
+    if host is None or port is None:
         raise EndpointError(f"endpoint {text!r} is not of the form scheme://host:port")
-    return Endpoint(parts.scheme, parts.hostname, port or ports[parts.scheme])
+    return Endpoint(scheme, host, port)
 
 
-def _has_more(parts: SplitResult) -> bool:
-    return parts.path not in ("", "/") or bool(parts.query) or bool(parts.fragment)
+_AUTHORITY = re.compile(
+    r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.*))(?::(?P<port>[0-9]*))?/?"
+)
+"""All that may stand behind the scheme, in lower case; no repair of anything else."""
 
 
-def _is_host(host: str) -> bool:
-    if ":" in host:
-        try:
-            return ipaddress.ip_address(host).version == 6
-        except ValueError:
-            return False
-    return all(label and set(label) <= _HOST_CHARACTERS for label in host.rstrip(".").split("."))
+def _host(place: re.Match[str]) -> str | None:
+    address: str | None = place["v6"]
+    if address is None:
+        return place["name"]
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError:
+        return None
+    return address
 
 
-_HOST_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
+def _port(digits: str, default: int) -> int | None:
+    if not digits:
+        return default
+    significant = digits.lstrip("0")
+    return int(significant) if 0 < len(significant) <= 5 and int(significant) < 65_536 else None
