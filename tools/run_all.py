@@ -96,6 +96,7 @@ PARTS = (
     tests("ha", "tests/ha"),
     tests("sharding", "tests/sharding"),
     tests("api", "tests/api"),
+    tests("parsers", "tests/parsers"),
     tests("sim", "tests/sim"),
     tests("sdk-python", "sdk-python/tests", "tests/cli"),
     check("sdk-go", "just", "sdk-go"),
