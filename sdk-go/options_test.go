@@ -101,6 +101,7 @@ func compareText(a, b any) int {
 }
 
 // TestOptions_RefuseWhatIsOutOfRange makes clients and workers that cannot be.
+// Covers R13.
 func TestOptions_RefuseWhatIsOutOfRange(t *testing.T) {
 	for name, options := range map[string]WorkerOptions{
 		"slots":     {Slots: -1},

@@ -50,6 +50,7 @@ func TestCodecs_ReadWhatTheyWrite(t *testing.T) {
 }
 
 // TestCodecs_RefuseWhatDoesNotFit decodes bytes that are not what they say.
+// Covers R18.
 func TestCodecs_RefuseWhatDoesNotFit(t *testing.T) {
 	packing := TransformingCodec{
 		Inner: JSONCodec{}, Transforms: []Transform{ZlibTransform{MaxBytes: 10, MinBytes: 1}},

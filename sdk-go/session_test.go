@@ -86,6 +86,7 @@ func TestSession_LeasesEndByTheWorkersOwnClock(t *testing.T) {
 }
 
 // TestSession_SendsProgressBeforeTheReport keeps the last word only (WP-25).
+// Covers R33.
 func TestSession_SendsProgressBeforeTheReport(t *testing.T) {
 	made, to := openSession(&pb.Registered{})
 	run := made.receive(leaseOf(1), 0).begun[0]

@@ -177,6 +177,7 @@ func TestWorker_ReportsHowHandlersEnd(t *testing.T) {
 }
 
 // TestWorker_FollowsRedirectsWithItsToken leads a worker to another server and refuses a third.
+// Covers R15.
 func TestWorker_FollowsRedirectsWithItsToken(t *testing.T) {
 	first, second := newScriptedServer(t), newScriptedServer(t)
 	told := make(chan [2]string, 10)
@@ -200,6 +201,7 @@ func TestWorker_FollowsRedirectsWithItsToken(t *testing.T) {
 }
 
 // TestWorker_ResumesAndDeliversOnce breaks a stream while one attempt runs and one has no receipt.
+// Covers R7, R9.
 func TestWorker_ResumesAndDeliversOnce(t *testing.T) {
 	server := newScriptedServer(t)
 	gate := newGate()
@@ -267,6 +269,7 @@ func TestWorker_TellsHandlersToStop(t *testing.T) {
 }
 
 // TestWorker_NeverExceedsItsSlots sends more leases than slots, as after an abort.
+// Covers R31.
 func TestWorker_NeverExceedsItsSlots(t *testing.T) {
 	server := newScriptedServer(t)
 	gate := newGate()
@@ -330,6 +333,7 @@ func TestWorker_DrainsInOrder(t *testing.T) {
 }
 
 // TestWorker_DeliversOverANewStreamWhileItStops breaks the stream before the last receipt.
+// Covers R9.
 func TestWorker_DeliversOverANewStreamWhileItStops(t *testing.T) {
 	server := newScriptedServer(t)
 	gate := newGate()

@@ -6,6 +6,8 @@ import json
 import logging
 import threading
 
+import pytest
+
 from cronoq_server import telemetry
 
 
@@ -37,6 +39,7 @@ def test_lines_are_written_in_order() -> None:
     assert lines == [b"%d\n" % number for number in range(100)]
 
 
+@pytest.mark.regression("R28")
 def test_blocked_sink_costs_lines_and_nothing_else() -> None:
     """A pipe that nobody reads fills a bounded queue; more is dropped and counted."""
     unblock = threading.Event()

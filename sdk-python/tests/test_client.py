@@ -374,6 +374,7 @@ async def test_many_tasks_share_one_deadline(client: Client, admission: Admissio
     never.set()
 
 
+@pytest.mark.regression("R23")
 @pytest.mark.usefixtures("admission")
 async def test_everything_said_about_a_task_is_on_the_wire(
     server: ScriptedServer, client: Client
@@ -1040,6 +1041,7 @@ async def test_an_old_server_is_watched_event_by_event(
     assert await _take(client.watch(ids=[1, 2]), 3) == [1, 2, 1]
 
 
+@pytest.mark.regression("R14")
 def test_a_standby_is_asked_again_soon() -> None:
     """However often it says that it does not lead: nothing was executed, and nobody overloaded."""
     delays = BackoffSeries(ClientOptions())

@@ -272,6 +272,7 @@ def test_short_payloads_are_not_compressed() -> None:
     assert _zlib().decode(b'"short"', "application/json", str) == "short"
 
 
+@pytest.mark.regression("R18")
 @pytest.mark.parametrize(
     ("payload", "options", "message"),
     [

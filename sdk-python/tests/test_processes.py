@@ -126,6 +126,7 @@ def _play_tasks(server: ScriptedServer) -> None:
     server.on("WaitMany", waits)  # type: ignore[arg-type]
 
 
+@pytest.mark.regression("R12")
 async def test_a_forked_child_uses_the_client_it_inherited(server: ScriptedServer) -> None:
     """With a channel of its own; the parent's goes on. Async and blocking alike."""
     _play_tasks(server)
@@ -135,6 +136,7 @@ async def test_a_forked_child_uses_the_client_it_inherited(server: ScriptedServe
     assert await _exit_code(program) == 0
 
 
+@pytest.mark.regression("R12")
 async def test_handlers_may_fork_and_start_programs(server: ScriptedServer) -> None:
     """While the worker's stream is open."""
     _play_tasks(server)
@@ -150,6 +152,7 @@ async def test_handlers_may_fork_and_start_programs(server: ScriptedServer) -> N
     assert await _exit_code(program) == 0
 
 
+@pytest.mark.regression("R9")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
 async def test_a_signal_lets_running_attempts_report(
     server: ScriptedServer, number: signal.Signals

@@ -112,6 +112,7 @@ def test_delays_cover_the_whole_bound() -> None:
     assert pytest.approx([0.1 * fraction for fraction in fractions]) == delays
 
 
+@pytest.mark.regression("R16")
 @pytest.mark.parametrize("outage", [0.5, 3.0, 180.0])
 def test_many_workers_come_back_soon_and_in_no_storm(outage: float) -> None:
     """Four tries in any second at most, all there within six seconds, evenly spread."""
@@ -218,6 +219,7 @@ def test_plain_http_with_tls_settings_is_refused() -> None:
         parse_configured("http://h:1", tls=True)
 
 
+@pytest.mark.regression("R13")
 def test_keepalive_below_ten_seconds_is_refused() -> None:
     """Servers close connections that ping too often."""
     with pytest.raises(ValueError, match="below 10 s"):

@@ -94,6 +94,7 @@ def test_reports_are_split_by_size() -> None:
     assert max(m.ByteSize() for m in peer.written) <= 1024 * 1024
 
 
+@pytest.mark.regression("R19")
 @pytest.mark.parametrize(("extra", "fails"), [(-1, False), (0, False), (1, True)])
 def test_an_output_over_the_limit_fails_permanently(extra: int, fails: bool) -> None:
     """The limit is the largest message less 64 KiB, and the reason says so (WP-18)."""
@@ -296,6 +297,7 @@ def test_a_draining_session_gives_late_leases_back(peer: Peer) -> None:
     assert peer.kinds() == ["reports", "set_slots"]
 
 
+@pytest.mark.regression("R33")
 def test_progress_goes_out_before_the_report_of_its_attempt(peer: Peer) -> None:
     """The next attempt sees the last word (WP-25)."""
     run, other = peer.lease(make_lease(1), make_lease(2))
@@ -362,6 +364,7 @@ def test_a_message_this_version_does_not_know_is_passed_over(peer: Peer) -> None
     assert (received.begun, received.stopped, received.shutdown) == ([], [], None)
 
 
+@pytest.mark.regression("R17")
 @pytest.mark.parametrize(
     ("text", "clean"),
     [

@@ -125,6 +125,7 @@ async def test_a_refused_call_may_have_been_executed(server: ScriptedServer) -> 
     connection.close()
 
 
+@pytest.mark.regression("R14")
 @pytest.mark.parametrize("reason", ["NOT_LEADER", "STOPPING"])
 async def test_a_connection_to_a_standby_is_left_for_another(
     server: ScriptedServer, reason: str
@@ -237,6 +238,7 @@ def test_a_certificate_without_its_key_is_a_mistake(given: dict[str, str]) -> No
         TlsOptions(**given)
 
 
+@pytest.mark.regression("R8")
 async def test_a_server_that_accepts_and_says_nothing_is_given_up(server: ScriptedServer) -> None:
     """Within the time for one connection; the worker goes back to its own endpoint."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -287,6 +289,7 @@ class Tunnel:
             target.close()
 
 
+@pytest.mark.regression("R8")
 async def test_a_half_open_connection_is_noticed_by_keepalive(server: ScriptedServer) -> None:
     """Packets are lost and nobody says so; the worker opens a new stream by itself."""
     keepalive = Keepalive()
@@ -345,6 +348,7 @@ class _EndlessCall:
         self.too_many = True
 
 
+@pytest.mark.regression("R28")
 async def test_a_stream_is_read_no_faster_than_its_reader_reads() -> None:
     """A watcher that stands still holds the server back instead of filling memory."""
     call = _EndlessCall()

@@ -206,6 +206,7 @@ async def test_an_unknown_kind_is_given_back_once_then_fails(server: ScriptedSer
         assert report.fail.permanent
 
 
+@pytest.mark.regression("R18")
 @pytest.mark.parametrize(
     ("payload", "content_type", "message"),
     [
@@ -248,6 +249,7 @@ async def test_an_output_that_cannot_be_encoded_fails_permanently(server: Script
         assert "output not encodable" in report.fail.message
 
 
+@pytest.mark.regression("R19")
 async def test_an_output_too_large_fails_permanently(server: ScriptedServer) -> None:
     """It is found before it is sent, so the stream stands."""
     worker = _worker(server)
@@ -367,6 +369,7 @@ async def test_interceptors_wrap_every_handler(server: ScriptedServer) -> None:
     ]
 
 
+@pytest.mark.regression("R33")
 async def test_the_last_progress_reaches_the_server_before_the_failure(
     server: ScriptedServer,
 ) -> None:
@@ -430,6 +433,7 @@ async def test_an_abort_cancels_the_handler_and_is_reported_when_it_has_ended(
     assert told == [(1001, "timeout")]
 
 
+@pytest.mark.regression("R31")
 async def test_a_sync_handler_that_ignores_its_abort_keeps_its_slot(server: ScriptedServer) -> None:
     """The next lease waits until the thread has ended, and both are named in heartbeats."""
     worker = _worker(server, slots=1)
@@ -604,6 +608,7 @@ def _run_in_thread(worker: Worker) -> threading.Thread:
     return thread
 
 
+@pytest.mark.regression("R11")
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
 async def test_heartbeats_go_on_while_a_handler_blocks(
     server: ScriptedServer, is_async: bool
@@ -776,6 +781,7 @@ async def test_a_worker_waits_for_a_server_that_is_not_there_yet(server: Scripte
     await ending
 
 
+@pytest.mark.regression("R7")
 @pytest.mark.parametrize(
     "refusal",
     [
@@ -897,6 +903,7 @@ async def test_a_worker_follows_a_redirect_with_its_token(
     assert told == [(other.url, "")]
 
 
+@pytest.mark.regression("R15")
 async def test_a_redirect_loop_leads_back_to_the_configured_endpoint(
     server: ScriptedServer, other: ScriptedServer
 ) -> None:
@@ -964,6 +971,7 @@ async def test_a_stop_lets_handlers_finish_and_gives_late_leases_back(
     await stopping
 
 
+@pytest.mark.regression("R10")
 async def test_heartbeats_go_on_until_the_last_receipt(server: ScriptedServer) -> None:
     """A drain that takes longer than a lease loses none."""
     worker = _worker(server)
@@ -1051,6 +1059,7 @@ async def test_stopping_twice_is_stopping_once(server: ScriptedServer) -> None:
     await ending
 
 
+@pytest.mark.regression("R9")
 async def test_a_report_cut_off_during_a_stop_is_delivered_on_a_new_stream(
     server: ScriptedServer,
 ) -> None:
@@ -1077,6 +1086,7 @@ async def test_a_report_cut_off_during_a_stop_is_delivered_on_a_new_stream(
     await stopping
 
 
+@pytest.mark.regression("R9")
 async def test_what_has_no_receipt_at_the_end_is_named_in_the_log(
     server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:

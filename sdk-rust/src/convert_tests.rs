@@ -41,6 +41,7 @@ fn full_spec() -> TaskSpec {
 }
 
 /// Everything that a spec can say arrives and comes back (R23).
+// Covers R23.
 #[test]
 fn specs_come_back_whole() {
     let spec = full_spec();

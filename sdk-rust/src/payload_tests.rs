@@ -54,6 +54,7 @@ fn no_payload_is_nothing() {
 }
 
 /// Bytes that are not what they say are refused, whatever is wrong with them (R18).
+// Covers R18.
 #[test]
 fn bytes_that_do_not_fit_are_refused() {
     let refused = [
@@ -115,6 +116,7 @@ fn transforms_wrap_and_unwrap() {
 }
 
 /// Compressed payloads that are cut off, no zlib at all, or too long are refused (R18).
+// Covers R18.
 #[test]
 fn broken_compression_is_refused() {
     let zlib = ZlibTransform { min_bytes: 1, max_bytes: 1000 };

@@ -193,6 +193,7 @@ fn reports_are_split_by_count_and_size() {
 }
 
 /// An output that no message can carry is a permanent failure, found before sending (WP-18, R19).
+// Covers R19.
 #[test]
 fn outputs_too_large_fail_for_good() {
     let limit = 1024 * 1024;
@@ -271,6 +272,7 @@ fn a_server_that_began_anew_is_not_told_of_old_leases() {
 }
 
 /// The last progress goes out within a second, and before the report (WP-25, R33).
+// Covers R33.
 #[test]
 fn progress_goes_out_soon_and_before_the_report() {
     let mut bench = Bench::open();

@@ -144,6 +144,7 @@ async fn ends_are_reported_as_what_they_are() {
 }
 
 /// A payload that is not what the handler takes fails for good, and the worker lives on (WP-14, R18).
+// Covers R18.
 #[tokio::test]
 async fn payloads_that_do_not_fit_fail_for_good() {
     let mut server = ScriptedServer::start().await;
@@ -229,6 +230,7 @@ async fn aborts_cancel_the_handler() {
 
 /// Handlers go on while the stream is gone; the resume names them, and what the server has not seen
 /// is sent again, once (WP-30, WP-33, R7, R9).
+// Covers R7, R9.
 #[tokio::test]
 async fn a_broken_stream_is_resumed() {
     let mut server = ScriptedServer::start().await;
@@ -298,6 +300,7 @@ async fn leases_without_receipts_expire() {
 }
 
 /// Heartbeats go on while a handler computes and blocks the only thread of its runtime (WP-26, R11).
+// Covers R11.
 #[tokio::test(flavor = "current_thread")]
 async fn heartbeats_survive_a_blocked_runtime() {
     let mut server = ScriptedServer::start().await;
@@ -348,6 +351,7 @@ async fn heartbeats_survive_a_blocked_runtime() {
 }
 
 /// A handler for code that blocks runs on a thread of its own, and hears when it should stop (R31).
+// Covers R31.
 #[tokio::test(flavor = "current_thread")]
 async fn blocking_handlers_have_threads_of_their_own() {
     let mut server = ScriptedServer::start().await;
@@ -369,6 +373,7 @@ async fn blocking_handlers_have_threads_of_their_own() {
 
 /// A stop asks for no more work, waits for what runs, and beats until the last receipt (WP-40 …
 /// WP-44, R10).
+// Covers R10.
 #[tokio::test]
 async fn a_stop_lets_handlers_finish() {
     let mut server = ScriptedServer::start().await;
@@ -465,6 +470,7 @@ impl Drop for CancelledOnDrop {
 
 /// Redirects are followed at once, told to the hook, and back again after three in a row (RR-09,
 /// RR-10, RR-16, R15).
+// Covers R15.
 #[tokio::test]
 async fn redirects_are_followed_three_times() {
     let mut configured = ScriptedServer::start().await;
@@ -522,6 +528,7 @@ async fn fatal_codes_end_the_worker() {
 }
 
 /// Standbys, ends in order and servers that are away are reasons to come again (RR-03, RR-06, R14).
+// Covers R14.
 #[tokio::test]
 async fn other_ends_are_reasons_to_come_again() {
     let mut server = ScriptedServer::start().await;
@@ -544,6 +551,7 @@ async fn other_ends_are_reasons_to_come_again() {
 }
 
 /// A listener that takes connections and never speaks counts as unreachable (RR-08, R8).
+// Covers R8.
 #[tokio::test]
 async fn a_silent_listener_is_given_up() {
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -692,6 +700,7 @@ async fn tls_files_are_read_for_each_connection() {
 }
 
 /// Options out of their range, a worker without handlers and a second start are refused (R13).
+// Covers R13.
 #[tokio::test]
 async fn what_cannot_work_is_refused() {
     let refused = |options: WorkerOptions| Worker::new(options).unwrap_err().kind();

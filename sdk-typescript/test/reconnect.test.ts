@@ -186,6 +186,7 @@ describe("the reconnect policy", () => {
   });
 
   for (const outageMs of [500, 3_000, 180_000]) {
+    // Covers R16.
     it(`brings 500 workers back soon and in no storm after ${outageMs} ms`, () => {
       for (let worker = 0; worker < 500; worker += 1) {
         const { backMs, tries } = comeBack(outageMs);

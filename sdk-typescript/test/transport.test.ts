@@ -187,6 +187,7 @@ describe("TLS", () => {
 });
 
 describe("connections", () => {
+  // Covers R8.
   it("to a server that accepts and says nothing are given up in time (RR-08)", async (test) => {
     const silent = await silentServer(test);
     const server = await new ScriptedServer().start();
@@ -218,6 +219,7 @@ describe("connections", () => {
     assert.ok(silent.sockets.length > 1);
   });
 
+  // Covers R14.
   it("to a server that does not lead are left for new ones, not too often", async (test) => {
     const server = await new ScriptedServer().start();
     test.after(() => {

@@ -266,6 +266,7 @@ describe("work", () => {
     },
   };
   for (const [payload, contentType, message] of poison) {
+    // Covers R18.
     it(`fails '${payload}' of type '${contentType}' for good and lives on (WP-14)`, async () => {
       const codec = new TransformingCodec(new JsonCodec(), [new ZlibTransform()]);
       const worker = workerOf({ codec }).handler("echo", numbers, (number) => number + 1);
@@ -299,6 +300,7 @@ describe("work", () => {
     });
   }
 
+  // Covers R19.
   it("fails an output too large for good, before it is sent (WP-18)", async () => {
     const worker = workerOf()
       .handler("echo", () => Buffer.alloc(5_000_000))
@@ -415,6 +417,7 @@ describe("work", () => {
     ]);
   });
 
+  // Covers R33.
   it("sends the last progress before the failure that follows it (WP-25)", async () => {
     const worker = workerOf().handler("echo", (_, attempt) => {
       for (let step = 0; step < 1_000; step += 1) {
@@ -459,6 +462,7 @@ describe("work", () => {
     });
   }
 
+  // Covers R11.
   it("lets heartbeats between handlers that compute (WP-26)", async () => {
     const worker = workerOf({ slots: 100 }).handler("echo", () => {
       const until = performance.now() + 10;
@@ -486,6 +490,7 @@ describe("work", () => {
     });
   });
 
+  // Covers R11.
   it("warns when a handler has blocked the event loop, and says what to do", async () => {
     const worker = workerOf().handler("echo", () => {
       const until = performance.now() + 200;
@@ -518,6 +523,7 @@ describe("aborts", () => {
     assert.deepEqual(told, [[1001n, "client asked"]]);
   });
 
+  // Covers R31.
   it("keeps the slot of a handler that ignores its abort until it ends (WP-16)", async () => {
     const gate = new Gate();
     const told = new Fact();
@@ -665,6 +671,7 @@ describe("streams that break", () => {
     ["with INTERNAL", new Refusal(Code.INTERNAL)],
   ];
   for (const [how, refusal] of breaks) {
+    // Covers R7.
     it(`are opened again when they end ${how}`, async () => {
       const gone = new Queue<string>();
       const worker = workerOf({
@@ -714,6 +721,7 @@ describe("connecting", () => {
     late.stop();
   });
 
+  // Covers R14.
   it("tries a standby until it leads", async () => {
     server.refuseStreams(
       new Refusal(Code.UNAVAILABLE, "standby", "NOT_LEADER"),
@@ -794,6 +802,7 @@ describe("redirects", () => {
     other.stop();
   });
 
+  // Covers R15.
   it("in a ring lead back to the configured endpoint (RR-10, RR-16)", async () => {
     const other = await new ScriptedServer().start();
     server.refuseStreams(redirectTo(other.url), redirectTo(other.url));
@@ -861,6 +870,7 @@ describe("stopping", () => {
     assert.equal(worker.isReady, false);
   });
 
+  // Covers R10.
   it("goes on with heartbeats until the last receipt (WP-43)", async () => {
     const gate = new Gate();
     const worker = workerOf().handler("echo", gate.handler);
@@ -925,6 +935,7 @@ describe("stopping", () => {
     await worker.stop();
   });
 
+  // Covers R9.
   it("delivers a report that was cut off on a new stream (RR-23, WP-43)", async () => {
     const worker = workerOf().handler("echo", (value) => value);
     worker.start();
@@ -944,6 +955,7 @@ describe("stopping", () => {
     await soon(stopping);
   });
 
+  // Covers R9.
   it("names tasks without a receipt in the log (WP-44)", async () => {
     const worker = workerOf({ drainTimeoutMs: 10 }).handler("echo", (value) => value);
     worker.start();

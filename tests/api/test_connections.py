@@ -69,6 +69,7 @@ async def raw(edge: Edge) -> AsyncIterator[Raw]:
         writer.close()
 
 
+@pytest.mark.regression("R34")
 async def test_connection_without_calls_is_closed() -> None:
     """R34: one that has introduced itself and then says nothing more goes like a silent one."""
     async with serving("[limits]\nidle_connection_timeout_s = 0.2\n") as edge:
@@ -83,6 +84,7 @@ async def test_connection_without_calls_is_closed() -> None:
         watch.cancel()
 
 
+@pytest.mark.regression("R13")
 async def test_connection_that_only_pings_is_told_to_stop(edge: Edge) -> None:
     """R13: pings without margin end that connection, with the reason, and nobody else's."""
     watch = edge.tasks.Watch(tasks_pb2.WatchRequest(bookmarks=True))

@@ -166,6 +166,7 @@ def test_registered_of_an_old_worker_has_no_token() -> None:
     }
 
 
+@pytest.mark.regression("R17")
 def test_poisonous_reports_are_cleaned_one_by_one() -> None:
     """NUL, oversize and nonsense cost a report nothing but what is wrong with it."""
     message = workers_pb2.Reports(number=1)

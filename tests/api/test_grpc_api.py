@@ -354,6 +354,7 @@ async def test_watch_refuses_a_foreign_cursor(edge: Edge) -> None:
     assert (code, reason) == (grpc.StatusCode.DATA_LOSS, "CURSOR_UNKNOWN")
 
 
+@pytest.mark.regression("R28")
 async def test_watch_that_does_not_read_is_ended(serve: Serve) -> None:
     """A watcher that lags behind too far loses its stream, not the server its memory."""
     edge = await serve("[limits]\nwatch_buffer = 100\n")

@@ -127,6 +127,7 @@ async def test_what_is_open_is_served_by_a_standby(stage: Stage) -> None:
     assert await line.ended() == b""
 
 
+@pytest.mark.regression("R34")
 @pytest.mark.parametrize("said", [b"", b"GET /healthz HT", b"GET / HTTP/1.1\r\nhost: x\r\n"])
 async def test_silent_connection_is_closed(
     stage: Stage, said: bytes, monkeypatch: pytest.MonkeyPatch
@@ -351,6 +352,7 @@ async def test_bodies_that_are_arriving_have_a_bound_together(
     assert stage.front.held_bytes == 0
 
 
+@pytest.mark.regression("R34")
 async def test_connection_that_says_nothing_makes_room(stage: Stage) -> None:
     """At the bound the longest silent connection is closed for a new one, busy ones never."""
     stage.lead()
@@ -376,6 +378,7 @@ async def test_connection_that_says_nothing_makes_room(stage: Stage) -> None:
         line.close()
 
 
+@pytest.mark.regression("R34")
 async def test_two_thousand_silent_connections_bother_nobody(stage: Stage) -> None:
     """Others are served meanwhile, and all that said nothing are closed."""
     stage.lead()
@@ -389,6 +392,7 @@ async def test_two_thousand_silent_connections_bother_nobody(stage: Stage) -> No
     await until(lambda: stage.listener.connections == 0)
 
 
+@pytest.mark.regression("R28")
 async def test_reader_that_does_not_read_is_cut_off(
     edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def test_words_are_those_of_the_engine(words: Any, numbers: dict[str, int]) -> N
     assert list(get_args(words)) == list(numbers)
 
 
+@pytest.mark.regression("R23")
 def test_body_of_a_task_knows_every_field_of_the_contract() -> None:
     """What a task may say over gRPC it may say over HTTP, under the same name."""
     fields = {field.name for field in task_pb2.TaskSpec.DESCRIPTOR.fields}

@@ -122,6 +122,7 @@ async def test_roles_change_on_one_port(listener: Listener) -> None:
             assert answer.status == status
 
 
+@pytest.mark.regression("R34")
 async def test_connections_that_say_nothing_are_closed() -> None:
     """Silent sockets are reaped, and who talks beside them is served."""
     async with serving("[limits]\nidle_connection_timeout_s = 0.2\n") as edge:

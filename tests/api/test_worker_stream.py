@@ -233,6 +233,7 @@ async def test_version_3_may_nack_and_cancel(edge: Edge) -> None:
     await new.close()
 
 
+@pytest.mark.regression("R7")
 async def test_half_close_is_a_clean_end(edge: Edge) -> None:
     """A worker that closes with a running attempt gives it up at once."""
     task_id = await edge.submit()
@@ -243,6 +244,7 @@ async def test_half_close_is_a_clean_end(edge: Edge) -> None:
     assert await sessions(edge) == 0
 
 
+@pytest.mark.regression("R7")
 async def test_broken_stream_keeps_its_leases_for_a_while(edge: Edge) -> None:
     """A break takes the capacity away, not the attempt; its session has no slots any more."""
     task_id = await edge.submit()
@@ -323,6 +325,7 @@ async def test_resume_ends_the_stream_that_still_stands(edge: Edge) -> None:
     await again.close()
 
 
+@pytest.mark.regression("R4")
 async def test_same_name_is_another_session(edge: Edge) -> None:
     """A worker that died and came back under its name does not get its attempt back."""
     task_id = await edge.submit()
@@ -337,6 +340,7 @@ async def test_same_name_is_another_session(edge: Edge) -> None:
     await again.close()
 
 
+@pytest.mark.regression("R4")
 async def test_lease_that_nobody_holds_expires(serve: Serve) -> None:
     """An attempt whose worker died is tried again after its lease; two attempts in total."""
     edge = await serve(
@@ -383,6 +387,7 @@ async def test_lease_that_a_beat_does_not_name_is_offered_again(edge: Edge) -> N
     await worker.close()
 
 
+@pytest.mark.regression("R31")
 async def test_cancelled_task_is_aborted_and_keeps_its_slot(edge: Edge) -> None:
     """The handler is told to stop; the slot is free when the worker says that it has."""
     first = await edge.submit()
@@ -414,6 +419,7 @@ async def test_drained_worker_gets_nothing_more(edge: Edge) -> None:
     await worker.close()
 
 
+@pytest.mark.regression("R29")
 async def test_unknown_kind_waits_until_somebody_serves_it(edge: Edge) -> None:
     """A kind that no worker declares stays ready and visible, and runs when one does."""
     task_id = await edge.submit(kind="new")
@@ -428,6 +434,7 @@ async def test_unknown_kind_waits_until_somebody_serves_it(edge: Edge) -> None:
     await old.close()
 
 
+@pytest.mark.regression("R17")
 async def test_one_poisonous_report_spoils_no_other(edge: Edge) -> None:
     """A hundred reports in one message, one full of NUL: all of them count."""
     ids = [await edge.submit() for _ in range(100)]
@@ -451,6 +458,7 @@ async def test_one_poisonous_report_spoils_no_other(edge: Edge) -> None:
     await worker.close()
 
 
+@pytest.mark.regression("R19")
 async def test_oversize_output_fails_without_retry(serve: Serve) -> None:
     """An output over the limit ends its task for good; the same bytes are not tried again."""
     edge = await serve("[limits]\nmax_message_bytes = 262144\n")
@@ -494,6 +502,7 @@ async def joined(edge: Edge) -> WireWorker:
                 raise
 
 
+@pytest.mark.regression("R28")
 async def test_worker_that_stops_reading_is_cut_off(serve: Serve) -> None:
     """A worker that talks but never reads loses session and stream, not the server its memory."""
     edge = await serve("[limits]\nmax_concurrent_streams = 1\n")
@@ -510,6 +519,7 @@ async def test_worker_that_stops_reading_is_cut_off(serve: Serve) -> None:
     await other.close()
 
 
+@pytest.mark.regression("R34")
 async def test_stream_on_which_nobody_registers_is_closed(
     edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

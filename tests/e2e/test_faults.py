@@ -35,6 +35,7 @@ def database() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.regression("R1", "R3", "R14")
 @pytest.mark.parametrize(("store", "fault"), CASES)
 async def test_nothing_that_was_acknowledged_is_lost_or_done_twice(
     store: str, fault: Fault, tmp_path: Path, database: Cluster

@@ -12,6 +12,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 import cronoq
 from tests.e2e.audit import SqliteAudit, judge
 from tests.e2e.place import SHORT, SqlitePlace
@@ -68,6 +70,7 @@ async def overtake(group: Group, audit: SqliteAudit) -> None:
     await group.another(leader)
 
 
+@pytest.mark.regression("R5", "R24")
 async def test_no_schedule_is_late_or_doubled_by_two_leaders_at_once(tmp_path: Path) -> None:
     """Each fires once for each of its instants, and none is more than a period behind."""
     place = SqlitePlace(tmp_path, SHORT, None)

@@ -201,6 +201,7 @@ def test_attempt_that_ended_before_its_release_starts_no_clock() -> None:
     assert world.status(task) == Status.SUCCEEDED
 
 
+@pytest.mark.regression("R8")
 def test_pause_of_the_leader_ages_no_lease() -> None:
     """EN-04: a gap between steps is time in which nobody could be heard."""
     world, session, task = running()
@@ -727,6 +728,7 @@ def test_beats_and_reports_of_unknown_sessions_are_ignored() -> None:
 # --- progress ------------------------------------------------------------------------------------
 
 
+@pytest.mark.regression("R33")
 def test_last_progress_reaches_the_next_attempt() -> None:
     """EN-49: shown while it runs, written with the end of the attempt, handed to the next one."""
     world, session, task = running()
@@ -930,6 +932,7 @@ def test_idle_session_that_breaks_is_forgotten() -> None:
     assert not world.engine._state.tokens
 
 
+@pytest.mark.regression("R4")
 def test_worker_of_the_same_name_is_somebody_else() -> None:
     """EN-62: killed and started again at once, a worker waits out the old one's lease."""
     world, session, task = running()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
+
 from cronoq_server.engine.model import SECOND
 from tests.engine.harness import World, spec
 
@@ -14,6 +16,7 @@ AT_ONCE = 3
 """Slots of its workers when they are back: each task takes a second, and one comes each second."""
 
 
+@pytest.mark.regression("R32")
 def test_backlog_goes_before_fresh_work() -> None:
     """EN-73, R32: oldest first, and the age of the oldest falls steadily until there is none."""
     world = World(checks=False)

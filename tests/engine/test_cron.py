@@ -80,6 +80,7 @@ def windows(zone: str) -> Iterator[tuple[int, int]]:
     yield unix("2028-02-27"), unix("2028-03-02")
 
 
+@pytest.mark.regression("R24")
 @pytest.mark.parametrize("zone", ZONES)
 def test_due_instants_are_those_of_a_walk_through_real_time(zone: str) -> None:
     """Every expression under every rule is due at the minutes that brute force finds."""
@@ -120,6 +121,7 @@ def test_leading_seconds_follow_the_same_rules(zone: str, text: str) -> None:
             ]
 
 
+@pytest.mark.regression("R24")
 @pytest.mark.parametrize(
     ("text", "zone", "gap", "fold", "after", "expected"),
     [
@@ -223,6 +225,7 @@ def test_clock_changes_by_example(
     assert expected == shown(calendar.upcoming(at(after), len(expected)))
 
 
+@pytest.mark.regression("R24")
 def test_going_on_inside_the_repeated_hour_repeats_nothing() -> None:
     """Asked anew at any second of the repeated hour, a calendar answers as it did before."""
     begin, end = at("2026-10-24T23:00"), at("2026-10-25T03:00")
@@ -250,6 +253,7 @@ def test_a_time_that_every_change_skips_is_never_due() -> None:
     assert calendar_of(text, zone, Gap.RUN_AFTER).next_after(at("2026-01-01")) is not None
 
 
+@pytest.mark.regression("R25")
 def test_work_is_bounded_and_does_not_grow_with_what_was_missed() -> None:
     """Previews, counts and look-backs need few calls, however dense or rare the instants are."""
     now = at("2026-06-01")
@@ -278,6 +282,7 @@ def test_keys_name_the_instant_in_utc() -> None:
     assert trigger_key("b", at("2026-03-29") + 1_000_020) == "b@2026-03-29T00:00:00.001000020Z"
 
 
+@pytest.mark.regression("R24")
 @given(CALENDARS, INSTANTS)
 def test_instants_rise_strictly_and_miss_nothing(calendar: Calendar, after: int) -> None:
     """Each instant is later than the one before, and asking from between finds the same one."""

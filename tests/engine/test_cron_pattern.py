@@ -123,6 +123,7 @@ def test_unreadable_expression_is_refused_with_the_part_and_its_range(
     assert allowed in refusal.message
 
 
+@pytest.mark.regression("R25")
 @pytest.mark.parametrize(
     "expression", ["0 0 31 4 *", "0 0 30 2 *", "0 0 30,31 FEB *", "0 0 31 2,4,6,9,11 ?"]
 )
@@ -167,6 +168,7 @@ def random_expression(chance: random.Random) -> str:
     return " ".join([part(0, 59), *fields] if chance.random() < 0.2 else fields)
 
 
+@pytest.mark.regression("R25")
 def test_ten_thousand_random_expressions_end() -> None:
     """Each is refused as one that never fires, or has a time within 40 years."""
     chance = random.Random(26)

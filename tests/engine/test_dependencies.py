@@ -92,6 +92,7 @@ HOLDS = {
 """Ends that satisfy an edge."""
 
 
+@pytest.mark.regression("R22")
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 @pytest.mark.parametrize("condition", EdgeCondition, ids=lambda c: c.name.lower())
 @pytest.mark.parametrize("end", ENDS)
@@ -125,6 +126,7 @@ def test_child_goes_on_or_is_skipped(end: str, condition: EdgeCondition, moment:
         assert status.name.lower() in world.view("child").message
 
 
+@pytest.mark.regression("R22")
 @pytest.mark.parametrize("condition", EdgeCondition, ids=lambda c: c.name.lower())
 @pytest.mark.parametrize("end", ["succeeds", "fails", "is cancelled"])
 def test_failover_in_the_middle_changes_nothing(end: str, condition: EdgeCondition) -> None:
@@ -206,6 +208,7 @@ def test_cascade_passes_on_what_each_edge_says() -> None:
     assert world.status(fixer) == Status.SKIPPED
 
 
+@pytest.mark.regression("R22")
 def test_diamond_runs_its_end_once() -> None:
     """EN-30: two ways to one parent are two edges and one run."""
     world = World()
@@ -223,6 +226,7 @@ def test_diamond_runs_its_end_once() -> None:
     assert ran == ["top", "left", "right", "end"]
 
 
+@pytest.mark.regression("R22")
 def test_diamond_is_skipped_once() -> None:
     """EN-31: a child that is doomed twice ends once."""
     world = World()
@@ -287,6 +291,7 @@ def test_wide_fan_in_and_fan_out_cost_the_same_per_edge() -> None:
         assert cost < 12 * narrow[name], (name, cost, narrow[name])
 
 
+@pytest.mark.regression("R22")
 def test_five_thousand_parents_hold_back_one_child() -> None:
     """EN-30: the child runs after the last of them, and not before."""
     world = World(checks=False)

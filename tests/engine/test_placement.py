@@ -218,6 +218,7 @@ class TestWorkers:
         desk.worker(2, labels=("eu", "gpu", "big"))
         assert desk.run() == [(both, 2)]
 
+    @pytest.mark.regression("R29")
     def test_a_kind_nobody_serves_waits_until_somebody_does(self) -> None:
         """It waits visibly and holds up nobody; the first worker that serves it gets it."""
         desk = Desk()
@@ -541,6 +542,7 @@ class TestResources:
         desk.finish(x1)
         assert desk.run() == [(x2, 1)]
 
+    @pytest.mark.regression("R35")
     def test_three_limits_each_cost_no_extra_step(self) -> None:
         """Four tasks in a row that want three free limits each start in one step."""
         rules = [ResourceRules("a", 9), ResourceRules("b", 9), ResourceRules("c", None, NANO, 9)]
@@ -549,6 +551,7 @@ class TestResources:
         numbers = [desk.push(needs={"a": 1, "b": 1, "c": 1}) for _ in range(4)]
         assert desk.run() == [(number, 1) for number in numbers]
 
+    @pytest.mark.regression("R21")
     def test_limits_keep_the_order(self) -> None:
         """With 10 tokens a second, 400 tasks of four classes start by class, then as they came."""
         desk = Desk(resources=[ResourceRules("b", None, 10 * NANO, 10)])

@@ -93,6 +93,7 @@ def ended(status: Status) -> tuple[World, int]:
     return world, task
 
 
+@pytest.mark.regression("R30")
 @pytest.mark.parametrize(
     "status",
     [Status.FAILED, Status.DEAD_LETTERED, Status.CANCELLED, Status.MISSED, Status.SHED],
@@ -308,6 +309,7 @@ def test_past_start_is_dropped_and_a_future_one_is_kept() -> None:
     assert world.status(delayed) == Status.MISSED
 
 
+@pytest.mark.regression("R30")
 def test_redrive_is_written_and_survives() -> None:
     """EN-114: as one row that says that the task lives again, with its budget and its history."""
     world, task = ended(Status.DEAD_LETTERED)

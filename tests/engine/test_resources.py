@@ -171,6 +171,7 @@ class TestPrivateAccounts:
             Resources().needs([("nothing", 1)])
 
 
+@pytest.mark.regression("R20")
 @pytest.mark.parametrize("seed", range(4))
 def test_accounts_never_leak(seed: int) -> None:
     """Held is what runs at every step, and nothing at the end, whatever ends the attempts.

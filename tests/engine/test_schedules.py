@@ -502,6 +502,7 @@ def test_child_that_awaits_an_occurrence_gets_it() -> None:
 # --- recovery ------------------------------------------------------------------------------------
 
 
+@pytest.mark.regression("R25")
 def test_schedule_that_can_not_be_read_any_more_is_kept_and_never_due() -> None:
     """EN-126: shown, removable, put again; backfill says why not."""
     world = World()

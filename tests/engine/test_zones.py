@@ -108,6 +108,7 @@ def test_a_change_either_skips_or_repeats() -> None:
     assert (Change(0, 7200, 5400).skipped, Change(0, 7200, 5400).repeated) == (0, 1800)
 
 
+@pytest.mark.regression("R26")
 @pytest.mark.parametrize("zone_files", ["none", "wrong"])
 def test_zones_do_not_depend_on_the_machine(zone_files: str, tmp_path: Path) -> None:
     """Without system zone files, and with wrong ones, the bundled data counts."""
@@ -124,6 +125,7 @@ def test_zones_do_not_depend_on_the_machine(zone_files: str, tmp_path: Path) -> 
     assert printed.stdout.decode().split() == ["@2026-09-22T10:00:00Z", "@2026-09-22T01:30:00Z"]
 
 
+@pytest.mark.regression("R26")
 @pytest.mark.parametrize(
     "name",
     ["Mars/Olympus", "europe/berlin", "../zones", "Europe", "Factory", "UTC+1", " UTC", "\0"],

@@ -620,6 +620,7 @@ class TestEndings:
         )
         assert "secret" not in record.getMessage()
 
+    @pytest.mark.regression("R36")
     async def test_a_broken_engine_takes_the_leadership_down(self) -> None:
         """Loudly: the error is raised, callers and workers are let go, the term is released."""
         async with scripted() as rig:
@@ -634,6 +635,7 @@ class TestEndings:
             assert any(isinstance(e, ShutdownNotice) for e in await done(session.outbound()))
             assert rig.disk.holder is None
 
+    @pytest.mark.regression("R36")
     async def test_a_broken_store_takes_the_leadership_down(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

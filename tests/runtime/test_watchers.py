@@ -428,6 +428,7 @@ class TestBounds:
                 assert ids(await read(quick)) == [task_id]
             assert await refused(slow) is ErrorReason.WATCH_TOO_SLOW
 
+    @pytest.mark.regression("R28")
     async def test_one_that_catches_up_too_slowly_is_ended(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -763,6 +763,7 @@ class TestFailover:
             assert await done(rig.running) is Ending.FENCED
             await other.stop()
 
+    @pytest.mark.regression("R6")
     @pytest.mark.parametrize("turns", range(0, 24, 2))
     async def test_each_attempt_number_is_dispatched_once(self, turns: int) -> None:
         """With a frozen clock: submit and dispatch in the nanosecond of the takeover."""

@@ -18,6 +18,7 @@ SEEDS = 100
 PROCESSES = 2
 
 
+@pytest.mark.regression("R20")
 @pytest.mark.parametrize("first", [1, 101, 201])
 def test_no_promise_is_broken_in_any_world(first: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Each seed is a world with its own work and its own trouble."""
@@ -62,6 +63,7 @@ def test_same_seed_is_the_same_world_whatever_the_hash_seed() -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.regression("R20")
 def test_oracle_sees_a_bug() -> None:
     """Permits that do not come back are noticed within a few seeds."""
     caught = mutants.catch("lost-semaphore-release", 1, 20)

@@ -107,6 +107,7 @@ class TestQuarantine:
         after = await recovered(store, second)
         assert (ids(after.live), after.finished) == ([2], before.finished)
 
+    @pytest.mark.regression("R25")
     async def test_an_unreadable_schedule_is_left_out(self, place: SqlPlace) -> None:
         """Until it is put again."""
         saved = [
@@ -174,6 +175,7 @@ class TestNul:
 class TestWhatAdmissionLetsThrough:
     """Whatever passes the one function that knows all limits can be stored, by every store."""
 
+    @pytest.mark.regression("R17")
     @pytest.mark.parametrize("seed", range(3))
     async def test_nothing_of_it_is_poison(self, place: SqlPlace, seed: int) -> None:
         """A hundred tasks of the oddest texts commit in one batch, and come back."""

@@ -56,6 +56,7 @@ async def lead_soon(store: Store) -> Leadership:
     return leadership
 
 
+@pytest.mark.regression("R1")
 async def test_a_leader_without_its_lock_session_stops(place: PostgresPlace) -> None:
     """Though the row still names it and nobody else leads: another one could at any moment."""
     store, leadership = await written(place, inserted(1))
@@ -81,6 +82,7 @@ async def test_a_term_that_its_row_does_not_name_gives_its_lock_back(
     assert (await lead_soon(store)).epoch == leadership.epoch + 6
 
 
+@pytest.mark.regression("R2")
 async def test_the_lock_is_taken_once_however_often_it_is_checked(place: PostgresPlace) -> None:
     """A hundred checks of the session leave one lock, and a release none."""
     store = place.open_with(keepalive=0)
@@ -92,6 +94,7 @@ async def test_the_lock_is_taken_once_however_often_it_is_checked(place: Postgre
     assert await place.advisory_locks() == 0
 
 
+@pytest.mark.regression("R2")
 async def test_a_lock_whose_answer_is_lost_is_not_kept(
     place: PostgresPlace, cluster: Cluster
 ) -> None:
@@ -111,6 +114,7 @@ async def test_a_lock_whose_answer_is_lost_is_not_kept(
         await lead_soon(other)
 
 
+@pytest.mark.regression("R2")
 async def test_a_silent_lock_session_ends_the_term(place: PostgresPlace, cluster: Cluster) -> None:
     """A leader that can no longer ask whether it leads does not."""
     async with Proxy(cluster.port) as proxy:
@@ -129,6 +133,7 @@ def strange_pid(received: bytes) -> bytes:
     return received if at < 0 else received[: at + 5] + b"\x7f\x7f\x7f\x7f" + received[at + 9 :]
 
 
+@pytest.mark.regression("R27")
 @pytest.mark.parametrize("name", ["url", "lock_url"])
 async def test_a_pooler_is_refused_with_the_setting_that_helps(
     place: PostgresPlace, cluster: Cluster, name: str
@@ -206,6 +211,7 @@ if shutil.which("pgbouncer"):
     ]
 
 
+@pytest.mark.regression("R27")
 @pytest.mark.parametrize(("pooler", "more"), POOLERS)
 async def test_a_direct_route_for_the_lock_is_used_for_commits_as_well(
     place: PostgresPlace,
@@ -318,6 +324,7 @@ async def test_a_cancelled_commit_leaves_no_doubt(place: PostgresPlace) -> None:
     assert len((await recovered(store, leadership)).live) == 150
 
 
+@pytest.mark.regression("R3")
 async def test_a_server_that_turned_read_only_is_unavailable(
     place: PostgresPlace,
 ) -> None:
@@ -336,6 +343,7 @@ async def test_a_server_that_turned_read_only_is_unavailable(
     await store.commit(leadership, batch(2, inserted(2)))
 
 
+@pytest.mark.regression("R3")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT], ids=["stopped", "crashed"])
 async def test_a_server_that_comes_back_has_everything_and_wants_a_new_term(
     number: signal.Signals,

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 TOPOLOGY = frozenset({"peers", "proxies", "cluster"})
-KEYS = TOPOLOGY | {"name", "title", "rules", "steps", "variants", "cases", "seconds"}
+KEYS = TOPOLOGY | {"name", "title", "rules", "regressions", "steps", "variants", "cases", "seconds"}
 KEYS |= {"languages", "because"}
 VARIANTS = ("plain", "tls", "mtls")
 # Steps that judge when something comes: what else the machine does can make them fail.

@@ -82,6 +82,7 @@ class TestLeadership:
 class TestFencing:
     """At most one term's writes are accepted."""
 
+    # Covers R1.
     async def test_a_past_term_cannot_commit(self, place: Place) -> None:
         """Its commit fails, and leaves nothing."""
         store, first = await opened(place)
@@ -104,6 +105,7 @@ class TestFencing:
         with pytest.raises(Fenced):
             await store.commit(first, batch(1, inserted(1)))
 
+    # Covers R5.
     async def test_a_past_term_cannot_recover(self, place: Place) -> None:
         """A replica that was replaced while it recovers does not go on with half a truth."""
         store, first = await opened(place)
@@ -111,6 +113,7 @@ class TestFencing:
         with pytest.raises(Fenced):
             await recovered(store, first)
 
+    # Covers R1.
     @pytest.mark.parametrize("head_start", range(12))
     async def test_a_commit_and_a_takeover_never_both_succeed_unseen(
         self, place: Place, head_start: int
