@@ -8,6 +8,7 @@ as UTF-8; numbers meet digits. A mapping whose keys are all operators asks for m
     {at_least: n}   {at_most: n}   {size: n}   {utf8_size: n}   {not: p}   {one_of: [p, …]}
     {some: p} (an element)   {each: p}   {unordered: [p, …]}
     {repeat: {text: x, count: n}}   {zeros: n} (so many zero bytes)   {b64: text}
+    {shard: n} (a task id with this shard's number)
 """
 
 from __future__ import annotations
@@ -159,6 +160,9 @@ OPERATORS: Mapping[str, Callable[[Any, Any, str], str]] = {
         _text(seen) == of["text"] * of["count"], at, f"{of['count']} times {of['text']!r}", seen
     ),
     "zeros": lambda n, seen, at: _check(seen == bytes(n), at, f"{n} zero bytes", seen),
+    "shard": lambda n, seen, at: _check(
+        seen not in (None, MISSING) and int(seen) >> 56 == n, at, f"an id of shard {n}", seen
+    ),
     "b64": lambda text, seen, at: _check(seen == base64.b64decode(text), at, text, seen),
 }
 

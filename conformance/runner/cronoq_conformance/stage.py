@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .certificates import Certificates
-from .cluster import Cluster
+from .cluster import Cluster, ShardedCluster
 from .judge import shown
 from .participant import Participant, ParticipantError
 from .proxy import Proxy
@@ -117,7 +117,7 @@ class Stage:
             folder = tempfile.TemporaryDirectory(prefix="cronoq-conformance-")
             self._stack.callback(folder.cleanup)
             said = dict(self.scenario.cluster)
-            self.cluster = Cluster(Path(folder.name), **said)
+            self.cluster = self._make_cluster(Path(folder.name), said)
             self._stack.push_async_callback(self.cluster.stop)
             await self.cluster.start()
         for name, said in self.scenario.proxies.items():
@@ -126,6 +126,14 @@ class Stage:
             await proxy.start()
             self.proxies[name] = proxy
         self._stack.push_async_callback(self._tear_down)
+
+    def _make_cluster(self, folder: Path, said: dict[str, Any]) -> Cluster:
+        if "shards" not in said:
+            return Cluster(folder, **said)
+        certificates = self.setting.certificates
+        cluster = ShardedCluster(folder, certificates, self.scenario.variant, **said)
+        self.proxies.update(cluster.gates)
+        return cluster
 
     def _make_peer(self, said: Mapping[str, Any]) -> Peer:
         variant = said.get("variant", self.scenario.variant)
@@ -146,7 +154,7 @@ class Stage:
         if name in self.peers:
             return ("127.0.0.1", self.peers[name].port)
         assert self.cluster is not None
-        return ("127.0.0.1", self.cluster.replicas[int(name.removeprefix("r"))].port)
+        return ("127.0.0.1", self.cluster.named[name].port)
 
     async def _tear_down(self) -> None:
         for participant in self.participants.values():
@@ -202,9 +210,12 @@ class Stage:
         if head in self.proxies:
             proxy = self.proxies[head]
             scheme = "http" if self.scenario.variant == "plain" else "https"
-            return f"{scheme}://{proxy.endpoint}" if rest == "url" else proxy.endpoint
+            found = {"": proxy.endpoint, "url": f"{scheme}://{proxy.endpoint}", "port": proxy.port}
+            return found[rest]
         if head == "cluster" and self.cluster is not None:
             return self.cluster.endpoint
+        if self.cluster is not None and head in self.cluster.named:
+            return f"127.0.0.1:{self.cluster.named[head].port}"
         if head == "certs":
             return self._certificate(rest)
         if head not in self.saved:
@@ -229,6 +240,10 @@ class Stage:
                 "foreign_key": certificates.foreign_client.key,
             }[name]
         )
+
+    def credentials(self) -> Mapping[str, str]:
+        """Returns the options with which servers of a sharded cluster know callers."""
+        return self.cluster.credentials if isinstance(self.cluster, ShardedCluster) else {}
 
     def tls_options(self) -> dict[str, str]:
         """Returns the TLS options that a participant needs in this variant."""

@@ -64,7 +64,7 @@ async def worker(stage: Stage, said: Any, fields: Fields) -> None:
     """Starts a worker."""
     usual = WORKER_OPTIONS
     if stage.cluster is not None and not stage.peers:
-        usual = {**usual, "endpoint": "{cluster}"}
+        usual = {**usual, "endpoint": "{cluster}", **stage.credentials()}
     command: dict[str, Any] = {"options": options(stage, usual, said, fields)}
     for name in ("handlers", "default_handler", "until_signal"):
         if name in fields:
@@ -79,7 +79,7 @@ async def client(stage: Stage, said: Any, fields: Fields) -> None:
     """Starts a client."""
     usual = CLIENT_OPTIONS
     if stage.cluster is not None and not stage.peers:
-        usual = {**usual, "endpoint": "{cluster}"}
+        usual = {**usual, "endpoint": "{cluster}", **stage.credentials()}
     command = {"options": options(stage, usual, said, fields)}
     participant = await stage.participant(fields.get("by", "it"), fields.get("language"))
     await answer_of(stage, participant.send("start_client", command), fields)
@@ -89,6 +89,16 @@ async def ask(stage: Stage, name: Any, fields: Fields) -> None:
     """Gives a command and waits for its answer."""
     participant = await stage.participant(fields.get("by", "it"))
     await answer_of(stage, participant.send(name, fields.get("with", {})), fields)
+
+
+async def until(stage: Stage, name: Any, fields: Fields) -> None:
+    """Gives a command again and again until its answer is as expected."""
+    participant = await stage.participant(fields.get("by", "it"))
+    while True:
+        got = await participant.send(name, fields.get("with", {}))
+        if got["fact"] == "done" and not mismatch(fields["expect"], got):
+            return
+        await asyncio.sleep(0.1)
 
 
 async def send(stage: Stage, name: Any, fields: Fields) -> None:
@@ -216,6 +226,7 @@ STEPS: dict[str, Step] = {
     "worker": worker,
     "client": client,
     "ask": ask,
+    "until": until,
     "send": send,
     "await": await_answer,
     "await_case": await_case,

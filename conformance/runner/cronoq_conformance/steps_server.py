@@ -359,9 +359,9 @@ async def connections(stage: Stage, name: Any, fields: Fields) -> None:
 
 
 def replica_of(stage: Stage, name: str) -> ServerProcess:
-    """Returns a real server by its name, r0, r1 …."""
+    """Returns a real server by its name: r0, r1 …, or those of shards, left0, left1 …."""
     assert stage.cluster is not None
-    return stage.cluster.replicas[int(name.removeprefix("r"))]
+    return stage.cluster.named[name]
 
 
 async def kill(stage: Stage, name: Any, fields: Fields) -> None:
