@@ -137,7 +137,10 @@ async def play(
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(sharded(directory, store))
         try:
-            working = await stack.enter_async_context(workers(cluster, commands, chance))
+            say("all servers run")
+            async with asyncio.timeout(plot.patience_s):
+                working = await stack.enter_async_context(workers(cluster, commands, chance))
+            say("all workers have found their shards")
             load = await stack.enter_async_context(
                 Load(
                     cluster,

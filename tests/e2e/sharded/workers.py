@@ -94,7 +94,8 @@ async def _start(cluster: Cluster, pool: str, worker: Participant) -> None:
         "token": TOKENS["worker"],
         "tls_ca": str(cluster.ca),
     }
-    worker.send("start_worker", {"options": options, "handlers": HANDLERS})
+    answer = await worker.send("start_worker", {"options": options, "handlers": HANDLERS})
+    assert answer["fact"] == "done", answer
     await worker.fact("connected", {})
 
 
