@@ -23,6 +23,9 @@ from tests.campaigns._hosts_caller import POOL
 from tests.campaigns._hosts_record import KEEPALIVE, Record, now, output_of
 
 WORKS_S = (0.005, 0.08)
+LONG_ONE_IN = 8
+LONG_S = (0.5, 2.5)
+"""Some attempts still run when one whose lease is over reports."""
 FAILS_ONE_IN = 12
 REGISTER_TIMEOUT_S = 2.5
 REST_S = 0.1
@@ -160,7 +163,8 @@ class Worker:
         task.add_done_callback(self._attempts.discard)
 
     async def _run(self, held: Held) -> None:
-        await asyncio.sleep(self._chance.uniform(*WORKS_S))
+        is_long = self._chance.randrange(LONG_ONE_IN) == 0
+        await asyncio.sleep(self._chance.uniform(*(LONG_S if is_long else WORKS_S)))
         if held.report is not None:
             return  # it was called off
         if self._chance.randrange(FAILS_ONE_IN) == 0:

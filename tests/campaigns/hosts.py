@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -28,7 +27,8 @@ from typing import Any
 
 import msgspec
 
-from tests.bench.environment import RESULTS, describe, quantile, save
+from tests.bench.environment import RESULTS, describe, save
+from tests.campaigns import _page
 from tests.campaigns._hosts_caller import POOL
 from tests.campaigns._hosts_faults import CLIENTS, DATABASE, FAULTS, READERS, WORKERS, Fault, Scene
 from tests.campaigns._hosts_network import Network, NotPermitted, has_netem
@@ -422,25 +422,6 @@ def keep(part: dict[str, Any], head: dict[str, Any]) -> None:
     save(head | {"parts": [*parts, of | part]}, RESULT)
 
 
-def rows(parts: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """What came of each fault on each store: how often, and how soon calls went on."""
-    seconds: dict[tuple[str, str], list[float]] = {}
-    for part in parts:
-        for episode in part["episodes"]:
-            seconds.setdefault((part["store"], episode["fault"]), []).append(episode["recovered_s"])
-    order = [(store, fault.name) for store in STORES for fault in FAULTS]
-    return [
-        (
-            fault,
-            store,
-            str(len(found)),
-            f"{quantile(sorted(found), 0.5):.1f} / {max(found):.1f}",
-        )
-        for store, fault in order
-        if (found := seconds.get((store, fault)))
-    ]
-
-
 def read(arguments: list[str]) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="./justw campaign hosts", description=__doc__)
@@ -454,31 +435,15 @@ def read(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--relays", action="store_true", help="do without namespaces")
     parser.add_argument("--keep", type=Path, help="where to put what a broken promise was seen by")
     parser.add_argument("--save", action="store_true", help="keep the figures for the page")
-    parser.add_argument("--table", action="store_true", help="only print the table for the page")
+    parser.add_argument("--table", action="store_true", help="only write the tables of the page")
     return parser.parse_args(arguments)
-
-
-def print_table() -> None:
-    """The table of the page, from the figures that were kept."""
-    parts = json.loads((RESULTS / f"{RESULT}.json").read_text())["parts"]
-    print(
-        "| fault | store | times | goes on after, s: median / longest |\n| --- | --- | --- | --- |"
-    )
-    for row in rows(parts):
-        print(f"| {' | '.join(row)} |")
-    sums: Counter[str] = Counter()
-    for part in parts:
-        sums["episodes"] += len(part["episodes"])
-        for name in ("operations", "tasks", "acknowledged", "terms"):
-            sums[name] += part[name]
-    print(dict(sums))
 
 
 def main(arguments: list[str]) -> int:
     """Plays what was asked for; 1 if a promise was broken, 2 if nothing could be played."""
     options = read(arguments)
     if options.table:
-        print_table()
+        _page.write()
         return 0
     broken = 0
     with tempfile.TemporaryDirectory() as name:

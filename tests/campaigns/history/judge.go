@@ -141,21 +141,29 @@ func forgotten(operations []operation) []string {
 	return found
 }
 
-// stale finds successes with the output of an attempt after which another one had begun.
+// stale finds successes that are not the last attempt's own: with the output of an attempt after
+// which another one had begun, or under an attempt that nobody has reported to be complete.
 func stale(operations []operation) []string {
 	begun := map[string]int{}
+	reported := map[string]uint64{}
 	for _, each := range operations {
-		if each.Op == "start" && each.Attempt > begun[each.Key] {
-			begun[each.Key] = each.Attempt
+		if each.Op == "start" {
+			begun[each.Key] = max(begun[each.Key], each.Attempt)
+		}
+		if each.Op == "complete" {
+			reported[each.Key] |= 1 << uint(each.Attempt)
 		}
 	}
 	found := []string{}
 	for _, each := range operations {
-		if each.Status != "succeeded" || each.Output == "" {
+		if each.Status != "succeeded" {
 			continue
 		}
-		if last := begun[each.Key]; each.Output != outputOf(each.Key, last) {
+		last := begun[each.Key]
+		if each.Output != "" && each.Output != outputOf(each.Key, last) {
 			found = append(found, fmt.Sprintf("attempt %d had begun: %s", last, each))
+		} else if each.Attempt > 0 && reported[each.Key]&(1<<uint(each.Attempt)) == 0 {
+			found = append(found, fmt.Sprintf("attempt %d was not complete: %s", each.Attempt, each))
 		}
 	}
 	return found
