@@ -265,6 +265,24 @@ class TestResume:
             await post.commit(event(6))
             assert ids(await done(waiting)) == [6]
 
+    @pytest.mark.parametrize("resumes", [False, True])
+    async def test_the_first_cursor_lies_before_all_that_comes(self, resumes: bool) -> None:
+        """Whoever is cut off right behind it, and resumes there, misses nothing."""
+        async with leader() as post:
+            begun = await done(post.watchers.open(ENDS, bookmarks=True))
+            cursor = (await read(begun)).cursor
+            after = cursor if resumes else None
+            if resumes:
+                await post.commit(event(1), event(2))
+            stream = await done(post.watchers.open(ENDS, after_cursor=after, bookmarks=True))
+            if not resumes:
+                await post.commit(event(1), event(2))
+            first = await read(stream)
+            assert first.events == []
+            await stream.aclose()
+            again = await done(post.watchers.open(ENDS, after_cursor=first.cursor))
+            assert ids(await read(again)) == [1, 2]
+
     async def test_from_the_store_when_the_ring_no_longer_reaches_back(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -81,6 +81,7 @@ class WatchStream:
         refusals: list[tuple[TaskRef, Refusal]],
         number: int,
         cursor: Cursor | None,
+        given: bytes | None = None,
     ) -> None:
         self.refusals = refusals
         self._watchers = watchers
@@ -93,6 +94,7 @@ class WatchStream:
         self._scope = scope
         self._number = number
         self._resume = cursor
+        self._given = given
         self._begun = False
         self._live = False
         self._over = False
@@ -177,10 +179,17 @@ class WatchStream:
                     yield bookmark
 
     def _start_cursor(self) -> bytes:
-        resume = self._resume
-        if resume is None:
-            return self._watchers.present()
-        return cursors.encode(resume.epoch, resume.position, resume.index, resume.whole)
+        """Where the stream begins: before everything that it has still to tell."""
+        watchers, ring = self._watchers, self._ring
+        if self._resume is None and self._number >= ring.end:
+            return watchers.present()
+        if self._given is not None:
+            return self._given
+        entries = ring.read(self._number, 1)
+        if not entries:
+            raise Refused(WATCH_TOO_SLOW)
+        position, index, _ = entries[0]
+        return cursors.encode(watchers.epoch, position, index - 1)
 
     async def _from_store(self, cursor: Cursor) -> AsyncIterator[list[tuple[StatusEvent, bytes]]]:
         """Ends from the cursor's position on, then how live tasks stand."""

@@ -5,9 +5,10 @@ Rules a change must keep:
 1. Only what is durable is published; a watcher sees events in the order of their steps.
 2. The end of a task is never missed: a watcher resumes exactly from the ring, or else from the
    store, where ends may come a second time.
-3. Every buffer is bounded. A watcher that falls behind ends with `watch_too_slow`; one whose
+3. A cursor that is told lies before all that its watcher has not been told yet, the first one too.
+4. Every buffer is bounded. A watcher that falls behind ends with `watch_too_slow`; one whose
    cursor cannot be honoured with `cursor_unknown`.
-4. The engine publishes only while somebody watches, and for a while after, so that a watcher whose
+5. The engine publishes only while somebody watches, and for a while after, so that a watcher whose
    connection broke finds no hole.
 """
 
@@ -123,7 +124,8 @@ class Watchers:
             resumed = self.ring.number_after(cursor.position, cursor.index)
             if resumed is not None:
                 number, cursor = resumed, None
-        stream = WatchStream(self, wanted, scope, bookmarks, ended, refusals, number, cursor)
+        given = after_cursor or None
+        stream = WatchStream(self, wanted, scope, bookmarks, ended, refusals, number, cursor, given)
         self._streams[stream] = None
         return stream
 
