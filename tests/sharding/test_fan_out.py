@@ -124,6 +124,32 @@ async def test_a_watch_ends_with_any_of_its_streams(cluster: Cluster) -> None:
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_a_watch_that_began_without_a_shard_ends_when_it_is_back(cluster: Cluster) -> None:
+    """So that whoever watches hears of all shards again, from the cursor that it has."""
+    edge = cluster.edges["cpu"]
+    await cluster.stop("gpu")
+    await cluster.agree("gpu")
+    stream = edge.tasks.WatchBatches(tasks_pb2.WatchRequest(bookmarks=True))
+    begun = await stream.read()
+    metadata = dict(await stream.initial_metadata())
+    assert metadata["cronoq-unavailable-shards"] == "gpu"
+    await cluster.start("gpu")
+    await cluster.agree()
+    code, reason, _ = await refused(_to_its_end(stream))
+    assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "SHARD_UNAVAILABLE")
+    again = edge.tasks.WatchBatches(
+        tasks_pb2.WatchRequest(after_cursor=begun.cursor, bookmarks=True)
+    )
+    await again.read()
+    assert "cronoq-unavailable-shards" not in dict(await again.initial_metadata())
+    again.cancel()
+
+
+async def _to_its_end(stream: Any) -> None:
+    while await stream.read() is not grpc.aio.EOF:
+        pass
+
+
 async def test_one_wait_for_tasks_of_all_shards(cluster: Cluster) -> None:
     """By id and by key, as they end; what does not exist is said at once."""
     edge = cluster.edges["web"]

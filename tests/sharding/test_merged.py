@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
 
 from cronoq_server.api.merged import MergedWatch, merged_results
-from cronoq_server.engine import Results
+from cronoq_server.engine import ErrorReason, Refusal, Results
+from cronoq_server.runtime.refusals import Refused
 from cronoq_server.runtime.watchers import WatchBatch
 
 
@@ -23,6 +25,28 @@ async def test_a_defect_in_one_watch_reaches_the_reader() -> None:
     assert (await anext(merged)).cursor
     with pytest.raises(ZeroDivisionError):
         await anext(merged)
+    await merged.aclose()
+
+
+async def test_a_watch_without_a_shard_ends_when_that_one_is_back() -> None:
+    """What was told before it stays told; the reader hears why, and begins anew."""
+    back: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
+
+    async def told() -> AsyncGenerator[WatchBatch, None]:
+        yield WatchBatch([], b"a")
+        await asyncio.Event().wait()
+
+    async def returned() -> Refusal:
+        return await back
+
+    merged = MergedWatch(b"", bookmarks=True)
+    merged.end_with(returned)
+    merged.add(1, told())
+    assert (await anext(merged)).cursor
+    back.set_result(Refusal(ErrorReason.SHARD_UNAVAILABLE, "it answers again"))
+    with pytest.raises(Refused) as caught:
+        await anext(merged)
+    assert caught.value.refusal.reason is ErrorReason.SHARD_UNAVAILABLE
     await merged.aclose()
 
 

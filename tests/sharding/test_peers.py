@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from cronoq_server.sharding import Shard
-from cronoq_server.sharding.peers import Peer, PeerSettings
+from cronoq_server.sharding.peers import Peer, Peers, PeerSettings
+from tests.api.certificates import Place
 from tests.e2e.replicas import Balancer
 from tests.e2e.sharded.gateway import Gateway
+from tests.sharding.conftest import free_ports
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -76,3 +79,19 @@ async def test_a_peer_far_away_is_found() -> None:
         peer = await stack.enter_async_context(peer_at(way.address))
         await peer.probe()
         assert peer.answers
+
+
+async def test_probes_go_on_while_a_certificates_file_is_gone(tmp_path: Path) -> None:
+    """It is exchanged in two steps, and nobody has to wait for a restart afterwards."""
+    place = Place(tmp_path / "certificates")
+    shard = Shard("far", 2, frozenset({"b"}), endpoint=f"https://localhost:{free_ports(1)[0]}")
+    peers = Peers([shard], PeerSettings(timeout_s=1.0, ca=str(place.ca)))
+    content = place.ca.read_bytes()
+    place.ca.unlink()
+    for _ in range(2):
+        await peers.probe()
+        assert peers.missing() == ["far"]
+    place.ca.write_bytes(content)
+    await peers.probe()
+    assert peers.missing() == ["far"]
+    await peers.of(shard).close()

@@ -33,7 +33,14 @@ from cronoq_server.engine import (
 from cronoq_server.ha import ReplicaSettings, TermSettings
 from cronoq_server.runtime import Driver, DriverSettings, PruneSettings, Webhook
 from cronoq_server.sharding import Router, Shard, Topology
-from cronoq_server.sharding.peers import EPOCH_KEY, REPLICA_KEY, Peers, PeerSettings
+from cronoq_server.sharding.peers import (
+    EPOCH_KEY,
+    REPLICA_KEY,
+    Connect,
+    Peers,
+    PeerSettings,
+    open_channel,
+)
 from cronoq_server.stores import StoreSettings
 from cronoq_server.stores.base import Leadership, Store
 from cronoq_server.stores.pg_session import PostgresSettings
@@ -149,15 +156,27 @@ class Services(NamedTuple):
     peers: Peers | None
 
 
-def services(config: Config, leader: Callable[[], Driver], reader: SpecReader) -> Services:
-    """The services of one server, alone or among shards."""
+def services(
+    config: Config,
+    leader: Callable[[], Driver],
+    reader: SpecReader,
+    connect: Connect = open_channel,
+) -> Services:
+    """The services of one server, alone or among shards.
+
+    Args:
+        config: The server's settings.
+        leader: The driver of this moment; raises `Refused` when this process does not lead.
+        reader: Reads the specs that come back from other shards.
+        connect: Makes a channel to another shard's servers.
+    """
     limits, gate = config.limits, Gate(config.limits)
     owners = topology(config)
     if not owners.is_sharded:
         alone = Service(limits, gate, leader)
         return Services(alone, AdminService(alone), None)
     others = [shard for shard in owners.shards if shard is not owners.own]
-    peers = Peers(others, peer_settings(config))
+    peers = Peers(others, peer_settings(config), connect)
     remotes = {
         shard.name: Remote(peers.of(shard), reader, owners.own.name, limits.request_timeout_s)
         for shard in others

@@ -33,6 +33,7 @@ ACTIONS = frozenset(
         "memory_store_used",
         "old_session_remains",
         "peer_changed",
+        "peer_unconnectable",
         "pooler_avoided",
         "recovery_finished",
         "row_quarantined",

@@ -1,14 +1,15 @@
 """Several shards' streams as one: results as they come, events with a cursor over all shards.
 
-A merged watch ends when any of its streams ends, so that nobody takes a part for the whole; it is
-resumed from its cursor, which holds one cursor for each shard.
+A merged watch ends when any of its streams ends, or when a shard is back that it had to begin
+without, so that nobody takes a part for the whole; it is resumed from its cursor, which holds one
+cursor for each shard.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -69,6 +70,13 @@ class MergedWatch:
         if self._bookmarks:
             self._silent.add(number)
         self._pumps.append(asyncio.create_task(self._pump(number, stream)))
+
+    def end_with(self, over: Callable[[], Awaitable[Refusal]]) -> None:
+        """Has the watch end with a refusal once there is one."""
+        self._pumps.append(asyncio.create_task(self._end_with(over)))
+
+    async def _end_with(self, over: Callable[[], Awaitable[Refusal]]) -> None:
+        await self._queue.put((0, Refused(await over())))
 
     def __aiter__(self) -> MergedWatch:
         return self

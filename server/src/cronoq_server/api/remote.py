@@ -11,7 +11,8 @@ that a caller can't tell which server did the work. Rules a change must keep:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any, Final
 
 import grpc
@@ -185,14 +186,15 @@ class Remote:
             ids=ids, timeout_s=timeout / SECOND, without_output=not outputs
         )
         within = timeout / SECOND + self.peer.timeout_s
-        stream = self._hear(TASKS + "WaitMany", request, tasks_pb2.TaskResults, within)
-        async for message in stream:
-            refusals = tuple(
-                (peer_convert.reference(error.task), self._refusal(error.status))
-                for error in message.errors
-            )
-            results = [peer_convert.result(one) for one in message.results]
-            yield Results(0, results, refusals)
+        heard = self._hear(TASKS + "WaitMany", request, tasks_pb2.TaskResults, within)
+        async with aclosing(heard) as stream:
+            async for message in stream:
+                refusals = tuple(
+                    (peer_convert.reference(error.task), self._refusal(error.status))
+                    for error in message.errors
+                )
+                results = [peer_convert.result(one) for one in message.results]
+                yield Results(0, results, refusals)
 
     async def watch(
         self, wanted: WatchFilter, cursor: bytes, *, bookmarks: bool
@@ -207,16 +209,17 @@ class Remote:
             bookmarks=bookmarks,
         )
         before = cursor
-        stream = self._hear(TASKS + "WatchBatches", request, tasks_pb2.StatusEvents, None)
-        async for message in stream:
-            behind = message.cursor
-            last = len(message.events) - 1
-            events = [
-                (peer_convert.event(event), behind if at == last else before)
-                for at, event in enumerate(message.events)
-            ]
-            before = behind
-            yield WatchBatch(events, behind)
+        heard = self._hear(TASKS + "WatchBatches", request, tasks_pb2.StatusEvents, None)
+        async with aclosing(heard) as stream:
+            async for message in stream:
+                behind = message.cursor
+                last = len(message.events) - 1
+                events = [
+                    (peer_convert.event(event), behind if at == last else before)
+                    for at, event in enumerate(message.events)
+                ]
+                before = behind
+                yield WatchBatch(events, behind)
 
     # Operators' operations
 
@@ -344,13 +347,14 @@ class Remote:
 
     async def _hear(
         self, method: str, request: Message, answer: type[Message], within_s: float | None
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """One call with many answers; `within_s` None = as long as its caller listens."""
         timeout_s = self._timeout(within_s)
-        stream = self.peer.stream(method, request, answer, self._metadata(), timeout_s)
+        heard = self.peer.stream(method, request, answer, self._metadata(), timeout_s)
         try:
-            async for message in stream:
-                yield message
+            async with aclosing(heard) as stream:
+                async for message in stream:
+                    yield message
         except grpc.aio.AioRpcError as error:
             raise Refused(refusal_of(error, self.peer.shard)) from error
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from functools import partial
 from typing import Final
 
 from cronoq_server.api.auth import Operation, Principal, require
@@ -16,11 +18,11 @@ from cronoq_server.api.merged import MergedWatch, merged_results
 from cronoq_server.api.passing import passing
 from cronoq_server.api.service import EventStream, as_asked
 from cronoq_server.api.sharded_submitting import ShardedSubmitting
+from cronoq_server.api.spread import LOST
 from cronoq_server.engine import (
     BulkAction,
     Bulked,
     Duration,
-    ErrorReason,
     Page,
     Refusal,
     Result,
@@ -187,7 +189,7 @@ class ShardedService(ShardedSubmitting):
                 wanted, after=after, limit=limit, newest_first=newest_first
             )
         except Refused as refused:
-            if refused.refusal.reason is not ErrorReason.SHARD_UNAVAILABLE:
+            if refused.refusal.reason not in LOST:
                 raise
             passing().lacks([shard.name])
             return None
@@ -269,8 +271,9 @@ class ShardedService(ShardedSubmitting):
             )
         if unknown:
             yield Results(0, [], tuple(unknown), last=not streams)
-        async for results in merged_results(streams):
-            yield as_asked(results, waiting)
+        async with aclosing(merged_results(streams)) as merged:
+            async for results in merged:
+                yield as_asked(results, waiting)
 
     async def _id_behind(self, who: Principal, key: str) -> int | Refusal:
         """The id that a key stands for, in whichever shard, or why there is none."""
@@ -303,13 +306,17 @@ class ShardedService(ShardedSubmitting):
     ) -> AsyncGenerator[Results, None]:
         """A stream of another shard, counted as one that waits here."""
         with self.gate.waiter():
-            async for results in stream:
-                yield results
+            async with aclosing(stream) as counted:
+                async for results in counted:
+                    yield results
 
     async def watch(
         self, who: Principal, wanted: WatchFilter, cursor: bytes, *, bookmarks: bool
     ) -> EventStream:
-        """See `Service.watch`; events of all shards, each in its own order."""
+        """See `Service.watch`; events of all shards, each in its own order.
+
+        A watch that had to begin without a shard ends when that one answers again.
+        """
         require(who, Operation.WATCH, *wanted.pools)
         route = self._spread.route(OnAll(wanted.pools), who)
         if isinstance(route, Local | Forward):
@@ -322,8 +329,11 @@ class ShardedService(ShardedSubmitting):
             ids.append(named)
         merged = MergedWatch(cursor, bookmarks=bookmarks)
         try:
+            silent = [shard for shard in route.silent if not ids or self._some(ids, shard)]
+            if silent:
+                merged.end_with(partial(self._spread.returned, silent))
             for shard in route.ask:
-                some = tuple(i for i in ids if self._spread.topology.of_id(i) is shard)
+                some = self._some(ids, shard)
                 if ids and not some:
                     continue
                 part = WatchFilter(wanted.pools, some, (), wanted.all_transitions)
@@ -340,6 +350,10 @@ class ShardedService(ShardedSubmitting):
             await merged.aclose()
             raise
         return merged
+
+    def _some(self, ids: Sequence[int], shard: Shard) -> tuple[int, ...]:
+        """Those of some tasks that are a shard's."""
+        return tuple(i for i in ids if self._spread.topology.of_id(i) is shard)
 
     # Workers
 

@@ -27,6 +27,7 @@ from cronoq_server.sharding import (
     Subject,
     Topology,
 )
+from cronoq_server.sharding.peers import PROBE_EVERY_S
 
 T = TypeVar("T")
 
@@ -85,6 +86,15 @@ class Spread:
         """
         route = self.route(subject, who)
         return self.remote(route.shard) if isinstance(route, Forward) else None
+
+    async def returned(self, shards: Sequence[Shard]) -> Refusal:
+        """Waits until one of some silent shards answers; why an answer without it is over then."""
+        while True:
+            for shard in shards:
+                if self.router.answers(shard):
+                    text = f"shard {shard.name!r} answers again: begin anew, from the last cursor"
+                    return Refusal(ErrorReason.SHARD_UNAVAILABLE, text, (("shards", shard.name),))
+            await asyncio.sleep(PROBE_EVERY_S)
 
     async def gather(
         self,

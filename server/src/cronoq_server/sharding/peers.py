@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -76,6 +76,44 @@ class PeerSettings(msgspec.Struct, frozen=True):
     key: str | None = None
 
 
+Connect = Callable[[Shard, PeerSettings], grpc.aio.Channel]
+"""Makes a channel to the servers of a shard."""
+
+
+def open_channel(shard: Shard, settings: PeerSettings) -> grpc.aio.Channel:
+    """A channel to the servers of a shard, which connects when it is used.
+
+    Raises:
+        OSError: A certificate's file can't be read.
+    """
+    target = urlsplit(shard.endpoint)
+    host = f"[{target.hostname}]" if ":" in (target.hostname or "") else target.hostname
+    port = target.port or (443 if shard.is_encrypted else 80)
+    options = _options(settings)
+    if not shard.is_encrypted:
+        return grpc.aio.insecure_channel(f"{host}:{port}", options=options)
+    credentials = grpc.ssl_channel_credentials(
+        _content(settings.ca), _content(settings.key), _content(settings.cert)
+    )
+    return grpc.aio.secure_channel(f"{host}:{port}", credentials, options=options)
+
+
+def _options(settings: PeerSettings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.use_local_subchannel_pool", 1),  # or a new channel would share old connections
+        ("grpc.max_receive_message_length", settings.message_bytes_max),
+        ("grpc.max_send_message_length", settings.message_bytes_max),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        # Also how long a connection may take to be there: to a far peer that is a while.
+        ("grpc.min_reconnect_backoff_ms", int(1e3 * settings.timeout_s)),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+    ]
+
+
 class Peer:
     """The servers of one other shard.
 
@@ -87,7 +125,9 @@ class Peer:
         timeout_s: How long reaching it, or its part in a read of many, may take, seconds.
     """
 
-    def __init__(self, shard: Shard, settings: PeerSettings) -> None:
+    def __init__(
+        self, shard: Shard, settings: PeerSettings, connect: Connect = open_channel
+    ) -> None:
         """Connects to nobody before `probe` or a call."""
         self.shard = shard
         self.answers = False
@@ -95,7 +135,8 @@ class Peer:
         self.stands_by = False
         self.timeout_s = settings.timeout_s
         self._settings = settings
-        self._channel = self._open()
+        self._connect = connect
+        self._channel = connect(shard, settings)
         self._retired: set[asyncio.Task[None]] = set()
 
     async def call(
@@ -141,7 +182,7 @@ class Peer:
         answer: type[Message],
         metadata: Metadata,
         timeout_s: float | None,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """Makes one call with many answers; see `call`. Closing it cancels the call."""
         loop = asyncio.get_running_loop()
         began, heard = loop.time(), False
@@ -215,47 +256,41 @@ class Peer:
         return reason_of(error) in again and spent_s + AGAIN_AFTER_S < self._settings.timeout_s
 
     def _renew(self) -> None:
-        """Makes the next call connect anew; calls under way keep their connection."""
-        old, self._channel = self._channel, self._open()
+        """Makes the next call connect anew; calls under way keep their connection.
+
+        While a certificate's file can't be read, as in the middle of being exchanged, the channel
+        that there is goes on.
+        """
+        try:
+            new = self._connect(self.shard, self._settings)
+        except OSError as error:
+            log.warning(
+                "shard %s: no new connection: %s",
+                self.shard.name,
+                error,
+                extra={"action": "peer_unconnectable", "shard": self.shard.name},
+            )
+            return
+        old, self._channel = self._channel, new
         task = asyncio.create_task(old.close(RETIRED_FOR_S))
         self._retired.add(task)
         task.add_done_callback(self._retired.discard)
-
-    def _open(self) -> grpc.aio.Channel:
-        target = urlsplit(self.shard.endpoint)
-        host = f"[{target.hostname}]" if ":" in (target.hostname or "") else target.hostname
-        port = target.port or (443 if self.shard.is_encrypted else 80)
-        options = self._options()
-        if not self.shard.is_encrypted:
-            return grpc.aio.insecure_channel(f"{host}:{port}", options=options)
-        settings = self._settings
-        credentials = grpc.ssl_channel_credentials(
-            _content(settings.ca), _content(settings.key), _content(settings.cert)
-        )
-        return grpc.aio.secure_channel(f"{host}:{port}", credentials, options=options)
-
-    def _options(self) -> list[tuple[str, int]]:
-        return [
-            ("grpc.use_local_subchannel_pool", 1),  # or a new channel would share old connections
-            ("grpc.max_receive_message_length", self._settings.message_bytes_max),
-            ("grpc.max_send_message_length", self._settings.message_bytes_max),
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.http2.ping_timeout_ms", 10_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            # Also how long a connection may take to be there: to a far peer that is a while.
-            ("grpc.min_reconnect_backoff_ms", int(1e3 * self._settings.timeout_s)),
-            ("grpc.max_reconnect_backoff_ms", 1000),
-        ]
 
 
 class Peers:
     """The servers of all other shards."""
 
-    def __init__(self, shards: Iterable[Shard], settings: PeerSettings) -> None:
-        """Prepares a peer for each shard; `run` probes them."""
-        self._peers = {shard.name: Peer(shard, settings) for shard in shards}
+    def __init__(
+        self, shards: Iterable[Shard], settings: PeerSettings, connect: Connect = open_channel
+    ) -> None:
+        """Prepares a peer for each shard; `run` probes them.
+
+        Args:
+            shards: All but one's own.
+            settings: How they are reached.
+            connect: Makes a channel, each time that one is needed.
+        """
+        self._peers = {shard.name: Peer(shard, settings, connect) for shard in shards}
 
     def of(self, shard: Shard) -> Peer:
         """The servers of a shard that is not one's own."""

@@ -200,6 +200,10 @@ class Router:
             case OnAll(pools):
                 return self._spread(self._visible(caller, pools), caller)
 
+    def answers(self, shard: Shard) -> bool:
+        """Whether another shard answered when it was last probed."""
+        return self._answers(shard)
+
     def can_lend_to(self, shard: Shard, caller: Caller) -> bool:
         """Whether the caller's credential may be passed on to a shard."""
         if caller.credential is Credential.CERTIFICATE:
