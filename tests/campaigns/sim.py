@@ -15,10 +15,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, default=10_000, help="how many")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--shards", type=int, default=0, help="play worlds of so many shards")
     wanted = parser.parse_args(arguments)
     code = 0
     for first in range(wanted.seed, wanted.seed + wanted.seeds, PART):
         seeds = min(PART, wanted.seed + wanted.seeds - first)
         part = [f"--seed={first}", f"--seeds={seeds}", f"--processes={wanted.processes}"]
+        if wanted.shards:
+            part.append(f"--shards={wanted.shards}")
         code |= simulate(part)
     return code

@@ -66,7 +66,7 @@ def test_same_seed_is_the_same_world_whatever_the_hash_seed() -> None:
 @pytest.mark.regression("R20")
 def test_oracle_sees_a_bug() -> None:
     """Permits that do not come back are noticed within a few seeds."""
-    caught = mutants.catch("lost-semaphore-release", 1, 20)
+    caught = mutants.catch(mutants.MUTANTS["lost-semaphore-release"], 1, 20)
 
     assert caught is not None
     assert caught.violations[0].promise == "held = running"

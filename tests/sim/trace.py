@@ -22,13 +22,14 @@ TEXT_MAX = 1500
 """Longest text of one line."""
 
 
-def report(outcome: Outcome) -> str:
-    """Everything one needs to look into a seed."""
+def report(outcome: Outcome, shards: int = 0) -> str:
+    """Everything one needs to look into a seed; `shards`: how many it was played with."""
     lines = [f"seed {outcome.seed}: {len(outcome.violations)} violations"]
     for violation in outcome.violations[:SHOWN]:
         lines.append(f"  broken: {violation.promise}")
         lines += [f"    {line}" for line in violation.text[-4 * TEXT_MAX :].splitlines()]
-    lines.append(f"  again with: ./justw sim --seed {outcome.seed} --seeds 1")
+    among = f" --shards {shards}" if shards else ""
+    lines.append(f"  again with: ./justw sim --seed {outcome.seed} --seeds 1{among}")
     lines.append("  the last steps before it:")
     lines.append("STEPS = [")
     for taken in outcome.tail:

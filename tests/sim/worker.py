@@ -131,7 +131,7 @@ class Worker:
     async def _live(self) -> None:
         world = self.world
         while not self.is_dead:
-            process = await world.leading()
+            process = await self._server()
             await self._thaw(process)
             if process.driver is None or self.is_dead:
                 continue
@@ -142,6 +142,10 @@ class Worker:
                 continue
             await self._serve(process, session)
             await world.sleep(int(world.chance.random() * 600 * MILLISECOND))
+
+    async def _server(self) -> Process:
+        """Who is connected to next."""
+        return await self.world.leading()
 
     async def _thaw(self, process: Process) -> None:
         until = max(process.machine.frozen_until, self.frozen_until)

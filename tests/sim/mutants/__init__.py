@@ -51,23 +51,31 @@ def patched(mutant: Mutant) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def catch(name: str, first: int, within: int) -> Outcome | None:
+def catch(
+    mutant: Mutant, first: int, within: int, player: Callable[[int], Outcome] = play
+) -> Outcome | None:
     """The outcome of the first seed that breaks a promise under a mutant; None = it got away."""
     logging.disable(logging.CRITICAL)
-    with patched(MUTANTS[name]):
+    with patched(mutant):
         for seed in range(first, first + within):
-            outcome = play(seed)
+            outcome = player(seed)
             if outcome.violations:
                 return outcome
     return None
 
 
-def hunt(first: int, within: int, only: str = "") -> int:
+def hunt(
+    first: int,
+    within: int,
+    only: str = "",
+    mutants: dict[str, Mutant] = MUTANTS,
+    player: Callable[[int], Outcome] = play,
+) -> int:
     """Shows for each mutant when and how it was caught; 0 if all were."""
-    names = [only] if only else list(MUTANTS)
+    names = [only] if only else list(mutants)
     free = 0
     for name in names:
-        caught = catch(name, first, within)
+        caught = catch(mutants[name], first, within, player)
         if caught is None:
             free += 1
             print(f"{name}: NOT CAUGHT within {within} seeds", flush=True)
