@@ -369,23 +369,20 @@ def main(arguments: Sequence[str]) -> int:
     options = read(arguments)
     head = describe("soak")
     run, terms = asyncio.run(play(options))
-    took = sorted(task.took_s for task in run.tasks)
     recoveries = run.recoveries()
+    growths = {} if options.short else run.growths()
+    problems = [] if options.short else judged(growths, recoveries)
     told = {
         "minutes": options.minutes,
         "seed": options.seed,
         "rate": options.rate,
-        "tasks": len(took),
-        "longest_s": took[-1],
+        "tasks": len(run.tasks),
+        "longest_s": max(task.took_s for task in run.tasks),
         "terms": terms,
         "faults": dict(Counter(each["fault"] for each in recoveries)),
+        "growth": msgspec.to_builtins(growths),
+        "problems": problems,
     }
-    growths: dict[str, Growth] = {}
-    problems: list[str] = []
-    if not options.short:
-        growths = run.growths()
-        problems = judged(growths, recoveries)
-    told |= {"growth": msgspec.to_builtins(growths), "problems": problems}
     print(json.dumps(head | told, indent=2), flush=True)
     if options.save:
         series = {name: msgspec.to_builtins(sparse(seen)) for name, seen in run.samples.items()}
@@ -394,5 +391,5 @@ def main(arguments: Sequence[str]) -> int:
             head | told | {"struck": recoveries, "per_minute": minutely, "samples": series}, RESULT
         )
         picture(run, options.minutes)
-    print(f"{'BROKEN' if problems else 'ok'}: {len(took)} tasks, {len(recoveries)} faults")
+    print(f"{'BROKEN' if problems else 'ok'}: {len(run.tasks)} tasks, {len(recoveries)} faults")
     return 1 if problems else 0

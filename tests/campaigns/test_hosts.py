@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns import hosts
+from tests.campaigns._hosts_play import STORES
 from tests.campaigns._hosts_wire import Rule, Wire
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"
@@ -75,7 +76,7 @@ def test_without_go_it_says_so(
     assert "Go: install it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("store", hosts.STORES)
+@pytest.mark.parametrize("store", STORES)
 def test_a_fault_between_hosts_breaks_no_promise(
     store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
