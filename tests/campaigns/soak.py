@@ -199,7 +199,7 @@ class Run:
                 await load.goes_on(1)
                 await self._strike_again_and_again(scene, balancer, load)
                 await load.finish()
-                await self._nothing_is_left(await scene.group.leader())
+                await self._nothing_is_left(scene.group)
                 terms = judge(await place.audit.rows())
             except (AssertionError, TimeoutError) as error:
                 for server in scene.group.servers:
@@ -261,12 +261,13 @@ class Run:
                     self.samples.setdefault(name, []).append(sample)
             await asyncio.sleep(1.0 if self._options.short else LOOK_S)
 
-    async def _nothing_is_left(self, leader: ReplicaProcess) -> None:
+    async def _nothing_is_left(self, group: Group) -> None:
         """The server knows of no task that has not ended, and all workers are there."""
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{leader.port}") as channel:
-            stub: Any = admin_pb2_grpc.AdminStub(channel)
-            snapshot = await stub.Snapshot(task_pb2.Empty())
-        assert snapshot.live_tasks == 0, f"{snapshot.live_tasks} tasks are stuck"
+        live = None
+        async with asyncio.timeout(DEADLINE_S):
+            while live is None:
+                live = await _live_tasks(await group.leader())
+        assert live == 0, f"{live} tasks are stuck"
         for name, worker in self._workers.items():
             assert not worker.unread("gave_up", {}), f"the worker in {name} has given up"
 
@@ -283,6 +284,17 @@ class Run:
             | {"recovered_s": recovered_s(self.tasks, each.at_s, each.over_s, until_s)}
             for each, until_s in zip(self.struck, ends, strict=True)
         ]
+
+
+async def _live_tasks(leader: ReplicaProcess) -> int | None:
+    """How many tasks have not ended; None if it leads no more."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{leader.port}") as channel:
+        stub: Any = admin_pb2_grpc.AdminStub(channel)
+        try:
+            snapshot = await stub.Snapshot(task_pb2.Empty())
+        except grpc.aio.AioRpcError:
+            return None
+    return int(snapshot.live_tasks)
 
 
 def judged(growths: dict[str, Growth], recoveries: list[dict[str, Any]]) -> list[str]:
