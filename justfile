@@ -117,10 +117,10 @@ conformance *args:
 bench *args:
     @PYTHONPATH=conformance/runner python -m tests.bench "$@"
 
-# Install the packages in a clean place, start the server there, run the README's quickstart
+# Build all packages, install each in a clean place, run its quickstart; SBOMs go into dist (--write, PART …)
 [no-exit-message]
-release-check:
-    python -m tools.check_package
+release-check *args:
+    python -m tools.release "$@"
 
 # Write the generated pages, build the site into build/site, check it: links resolve, examples run
 [no-exit-message]

@@ -1,6 +1,6 @@
 """Decides how the programs in the documentation are taken out of their pages and run.
 
-The quickstart runs word for word, but for the port. ``tools/check_package.py`` does that with the
+The quickstart runs word for word, but for the port. ``tools/release`` does that with the
 installed packages, ``tests/docs`` with the checkout, along with all other pages.
 """
 

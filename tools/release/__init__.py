@@ -1,0 +1,1 @@
+"""Decides whether what would be released works for somebody who has only that."""
