@@ -15,7 +15,7 @@ import (
 // repetitions included. Wait and Result have no deadline but their context's.
 type Client struct {
 	caller  *caller
-	submits *coalescer
+	submits *lanes
 	waits   *sharedWaits
 }
 
@@ -30,7 +30,7 @@ func NewClient(options ClientOptions) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{caller: made, submits: &coalescer{caller: made}, waits: newSharedWaits(made)}, nil
+	return &Client{caller: made, submits: &lanes{caller: made}, waits: newSharedWaits(made)}, nil
 }
 
 // String names the endpoint; a token is never shown.

@@ -156,12 +156,13 @@ func TestClient_ConcurrentSubmitsShareRequests(t *testing.T) {
 		callers.Go(submit)
 	}
 	for {
-		client.submits.mu.Lock()
+		lane := client.submits.of("")
+		lane.mu.Lock()
 		waiting := 0
-		for _, each := range client.submits.queue {
+		for _, each := range lane.queue {
 			waiting += len(each.members)
 		}
-		client.submits.mu.Unlock()
+		lane.mu.Unlock()
 		if waiting == 100 {
 			break
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -15,11 +16,12 @@ import (
 )
 
 // How concurrent submits share requests. A submit goes out as soon as the scheduler comes to it,
-// together with all that arrived by then. Two requests may be in flight; what arrives meanwhile forms
-// the next ones, each bounded by count and by half a message. Every caller keeps its own deadline,
-// cancellation and outcome.
+// together with all that arrived by then for its pool. Two requests of a pool may be in flight; what
+// arrives meanwhile forms the next ones, each bounded by count and by half a message. Every caller
+// keeps its own deadline, cancellation and outcome.
 //
-// Rules a change must keep: a caller that gave up before its request went out is not submitted; a
+// Rules a change must keep: tasks of different pools share no request and do not wait for each other,
+// since they may be of different shards, one of which is slow or gone; a caller that gave up before its request went out is not submitted; a
 // lost request is sent again only for tasks with a key, unless nothing was executed; a task for a
 // full pool is sent again alone, as a call that parks.
 
@@ -29,10 +31,13 @@ const (
 	parkedMax = 64
 	// fillAhead is how many requests SubmitMany fills ahead of those in flight.
 	fillAhead = 2
+	// lanesKept is how many pools there may be before those are forgotten that have nothing under way.
+	lanesKept = 64
 )
 
 // member is one caller's place in a request.
 type member struct {
+	lane      *coalescer
 	ctx       context.Context
 	isKeyed   bool
 	done      chan struct{}
@@ -66,7 +71,59 @@ type parkedTask struct {
 	task   *pb.TaskSpec
 }
 
-// coalescer joins the submits of one client into requests.
+// lanes joins the submits of one client into requests, those to each pool by themselves.
+type lanes struct {
+	caller *caller
+
+	mu     sync.Mutex
+	byPool map[string]*coalescer
+}
+
+// of returns where the submits to a pool are joined.
+func (l *lanes) of(pool string) *coalescer {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	found := l.byPool[pool]
+	if found == nil {
+		if len(l.byPool) >= lanesKept {
+			maps.DeleteFunc(l.byPool, func(_ string, lane *coalescer) bool { return lane.isIdle() })
+		}
+		found = &coalescer{caller: l.caller}
+		if l.byPool == nil {
+			l.byPool = map[string]*coalescer{}
+		}
+		l.byPool[pool] = found
+	}
+	return found
+}
+
+// enqueue puts a task into the next request to its pool.
+func (l *lanes) enqueue(ctx context.Context, spec *TaskSpec) (*member, error) {
+	return l.of(spec.Pool).enqueue(ctx, spec)
+}
+
+// admitted waits for a member's outcome, at most as long as its context and the client live.
+func (l *lanes) admitted(waiting *member) (uint64, bool, error) {
+	return waiting.lane.admitted(waiting)
+}
+
+// hasBacklog is true while enough requests wait to be sent.
+func (l *lanes) hasBacklog() bool {
+	return l.queued() > fillAhead
+}
+
+// queued is how many requests wait to be sent.
+func (l *lanes) queued() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	queued := 0
+	for _, lane := range l.byPool {
+		queued += lane.queued()
+	}
+	return queued
+}
+
+// coalescer joins the submits of one client to one pool into requests.
 type coalescer struct {
 	caller *caller
 
@@ -91,7 +148,7 @@ func (c *coalescer) enqueue(ctx context.Context, spec *TaskSpec) (*member, error
 	if size > limit {
 		return nil, failure(ErrTooLarge, "task too large (%d > %d bytes)", size, limit)
 	}
-	made := &member{ctx: ctx, isKeyed: spec.Key != "", done: make(chan struct{})}
+	made := &member{lane: c, ctx: ctx, isKeyed: spec.Key != "", done: make(chan struct{})}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	half := c.caller.options.MaxMessageBytes / 2
@@ -299,9 +356,16 @@ func (c *coalescer) submitParked() {
 	}
 }
 
-// hasBacklog is true while enough requests wait to be sent.
-func (c *coalescer) hasBacklog() bool {
+// queued is how many requests wait to be sent.
+func (c *coalescer) queued() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.queue) > fillAhead
+	return len(c.queue)
+}
+
+// isIdle is true while nothing is under way.
+func (c *coalescer) isIdle() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.queue) == 0 && c.inFlight == 0 && c.parkedCount == 0 && !c.isScheduled
 }

@@ -29,6 +29,7 @@ from cronoq import (
     new_key,
 )
 from cronoq._calls import BackoffSeries
+from cronoq._coalesce import LANES_KEPT
 from cronoq._proto import task_pb2, tasks_pb2
 from cronoq.errors import (
     ClosedError,
@@ -153,6 +154,39 @@ async def test_two_requests_are_in_flight_and_the_rest_gather(
     go.set()
     await asyncio.gather(*submits)
     assert _sizes(server) == [3, 3, 20]
+
+
+async def test_pools_do_not_wait_for_each_other(
+    server: ScriptedServer, client: Client, admission: Admission
+) -> None:
+    """They may be of different shards: one that is slow or gone holds up nobody else."""
+    go, arrived = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def many(request: tasks_pb2.SubmitManyRequest) -> tasks_pb2.SubmitManyResponse:
+        if request.tasks[0].pool == "slow":
+            arrived.release()
+            await go.wait()
+        return await admission.many(request)
+
+    server.on("SubmitMany", many)
+    slow = []
+    for _ in range(2):
+        slow.append(asyncio.create_task(client.submit("echo", pool="slow")))
+        await arrived.acquire()
+    await asyncio.gather(*(client.submit("echo", pool="quick") for _ in range(5)))
+    assert not any(task.done() for task in slow)
+    go.set()
+    await asyncio.gather(*slow)
+
+
+async def test_pools_with_nothing_under_way_are_forgotten(
+    client: Client, admission: Admission
+) -> None:
+    """Whoever makes up names of pools fills no memory."""
+    for number in range(3 * LANES_KEPT):
+        await client.submit("echo", pool=f"pool-{number}")
+    assert admission.next_id == 3 * LANES_KEPT + 1
+    assert len(client._here().submits._lanes) <= LANES_KEPT
 
 
 @pytest.mark.usefixtures("admission")

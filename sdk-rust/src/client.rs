@@ -158,7 +158,7 @@ impl Client {
     pub async fn submit(&self, task: TaskSpec) -> Result<TaskHandle> {
         let task = self.traced(task);
         let mut waiting = self.submits.enqueue(&task, self.ends_at())?;
-        let admitted = self.submits.admitted(&mut waiting).await?;
+        let admitted = waiting.admitted().await?;
         Ok(self.handle(task.key, admitted))
     }
 
@@ -206,7 +206,7 @@ impl Client {
         place: Result<(String, crate::coalesce::Waiting)>,
     ) -> Result<TaskHandle> {
         let (key, mut waiting) = place?;
-        let admitted = self.submits.admitted(&mut waiting).await?;
+        let admitted = waiting.admitted().await?;
         Ok(self.handle(key, admitted))
     }
 

@@ -1,14 +1,16 @@
 //! Decides how concurrent submits share requests.
 //!
-//! A submit goes out as soon as the scheduler comes to it, together with all that arrived by then.
-//! Two requests may be in flight; what arrives meanwhile forms the next ones, each bounded by count
-//! and by half a message. Every caller keeps its own deadline, cancellation and outcome.
+//! A submit goes out as soon as the scheduler comes to it, together with all that arrived by then
+//! for its pool. Two requests of a pool may be in flight; what arrives meanwhile forms the next ones,
+//! each bounded by count and by half a message. Every caller keeps its own deadline, cancellation and
+//! outcome.
 //!
-//! Rules a change must keep: a caller that gave up before its request went out is not submitted; a
+//! Rules a change must keep: tasks of different pools share no request and do not wait for each
+//! other, since they may be of different shards, one of which is slow or gone; a caller that gave up before its request went out is not submitted; a
 //! lost request is sent again only for tasks with a key, unless nothing was executed; a task for a
 //! full pool is sent again alone, as a call that parks.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use prost::Message as _;
@@ -27,6 +29,8 @@ use crate::transport::status_error;
 pub(crate) const SUBMITS_IN_FLIGHT: usize = 2;
 /// Calls that park for a full pool occupy the server each; the rest wait here in order.
 const PARKED_MAX: usize = 64;
+/// Pools beyond which those are forgotten for which nothing is under way.
+const LANES_KEPT: usize = 64;
 /// Bytes around one task in its request.
 const TASK_ROOM: usize = 8;
 
@@ -60,6 +64,7 @@ struct Batch {
 
 /// One caller's wait for its task to be admitted.
 pub(crate) struct Waiting {
+    lane: Arc<Lane>,
     answer: oneshot::Receiver<Result<Admitted>>,
     ends_at: Instant,
 }
@@ -76,23 +81,78 @@ struct State {
     trouble: Option<Error>,
 }
 
-/// Joins the submits of one client into requests.
+/// Joins the submits of one client into requests, those to each pool by themselves.
 pub(crate) struct Coalescer {
     caller: Arc<Caller>,
-    state: Mutex<State>,
+    lanes: Mutex<HashMap<String, Arc<Lane>>>,
 }
 
 impl Coalescer {
     pub(crate) fn new(caller: Arc<Caller>) -> Self {
-        Self { caller, state: Mutex::default() }
+        Self { caller, lanes: Mutex::default() }
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, HashMap<String, Arc<Lane>>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lane(&self, pool: &str) -> Arc<Lane> {
+        let mut lanes = self.lanes();
+        if let Some(found) = lanes.get(pool) {
+            return Arc::clone(found);
+        }
+        if lanes.len() >= LANES_KEPT {
+            lanes.retain(|_, lane| !lane.is_idle());
+        }
+        let made = Arc::new(Lane { caller: Arc::clone(&self.caller), state: Mutex::default() });
+        lanes.insert(pool.to_owned(), Arc::clone(&made));
+        made
+    }
+
+    /// Puts a task into the next request.
+    pub(crate) fn enqueue(&self, spec: &TaskSpec, ends_at: Instant) -> Result<Waiting> {
+        self.lane(&spec.pool).enqueue(spec, ends_at)
+    }
+
+    /// True while enough requests wait to be sent.
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.lanes().values().map(|lane| lane.state().queue.len()).sum::<usize>()
+            > SUBMITS_IN_FLIGHT
+    }
+}
+
+impl Waiting {
+    /// Waits for a task's outcome, at most until its deadline.
+    pub(crate) async fn admitted(&mut self) -> Result<Admitted> {
+        match tokio::time::timeout_at(self.ends_at, &mut self.answer).await {
+            Ok(Ok(outcome)) => outcome,
+            // Its request was dropped: only the end of the client or of its runtime does that.
+            Ok(Err(_)) => Err(Error::closed()),
+            Err(_) => Err(out_of_time("submit", self.lane.state().trouble.as_ref())),
+        }
+    }
+}
+
+/// Joins the submits of one client to one pool into requests.
+struct Lane {
+    caller: Arc<Caller>,
+    state: Mutex<State>,
+}
+
+impl Lane {
+    fn is_idle(&self) -> bool {
+        let state = self.state();
+        state.queue.is_empty()
+            && state.in_flight == 0
+            && state.parked_count == 0
+            && !state.is_scheduled
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a task into the next request.
-    pub(crate) fn enqueue(self: &Arc<Self>, spec: &TaskSpec, ends_at: Instant) -> Result<Waiting> {
+    fn enqueue(self: &Arc<Self>, spec: &TaskSpec, ends_at: Instant) -> Result<Waiting> {
         if self.caller.is_closed() {
             return Err(Error::closed());
         }
@@ -120,22 +180,7 @@ impl Coalescer {
             batch.size += size;
         }
         self.schedule(&mut state);
-        Ok(Waiting { answer, ends_at })
-    }
-
-    /// Waits for a task's outcome, at most until its deadline.
-    pub(crate) async fn admitted(&self, waiting: &mut Waiting) -> Result<Admitted> {
-        match tokio::time::timeout_at(waiting.ends_at, &mut waiting.answer).await {
-            Ok(Ok(outcome)) => outcome,
-            // Its request was dropped: only the end of the client or of its runtime does that.
-            Ok(Err(_)) => Err(Error::closed()),
-            Err(_) => Err(out_of_time("submit", self.state().trouble.as_ref())),
-        }
-    }
-
-    /// True while enough requests wait to be sent.
-    pub(crate) fn has_backlog(&self) -> bool {
-        self.state().queue.len() > SUBMITS_IN_FLIGHT
+        Ok(Waiting { lane: Arc::clone(self), answer, ends_at })
     }
 
     fn schedule(self: &Arc<Self>, state: &mut State) {
@@ -307,7 +352,7 @@ impl Coalescer {
 }
 
 /// A request in flight; its end, however it comes, makes room for the next.
-struct Flight(Arc<Coalescer>);
+struct Flight(Arc<Lane>);
 
 impl Drop for Flight {
     fn drop(&mut self) {

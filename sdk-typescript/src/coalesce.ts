@@ -1,11 +1,13 @@
 /**
  * Decides how concurrent submits share requests.
  *
- * A submit goes out at the next turn of the event loop, together with all that arrived by then. Two
- * requests may be in flight; what arrives meanwhile forms the next ones, each bounded by count and
- * by half a message. Every caller keeps its own deadline, cancellation and outcome.
+ * A submit goes out at the next turn of the event loop, together with all that arrived by then for
+ * its pool. Two requests of a pool may be in flight; what arrives meanwhile forms the next ones, each
+ * bounded by count and by half a message. Every caller keeps its own deadline, cancellation and
+ * outcome.
  *
- * Rules a change must keep: a caller that gave up before its request went out is not submitted; a
+ * Rules a change must keep: tasks of different pools share no request and do not wait for each other,
+ * since they may be of different shards, one of which is slow or gone; a caller that gave up before its request went out is not submitted; a
  * lost request is sent again only for tasks with a key, unless nothing was executed; a task for a
  * full pool is sent again alone, as a call that parks.
  */
@@ -35,6 +37,8 @@ import type { Method } from "./transport.js";
 export const IN_FLIGHT_MAX = 2;
 // Calls that park for a full pool occupy the server each; the rest wait here in order.
 const PARKED_MAX = 64;
+// Pools beyond which those are forgotten for which nothing is under way.
+const LANES_KEPT = 64;
 // What a field of a message takes beside its bytes.
 const FIELD_ROOM = 6;
 const TASKS_TAG = 10; // Field 1, with a length.
@@ -55,6 +59,7 @@ export class Member {
   #reject!: (error: unknown) => void;
 
   constructor(
+    readonly lane: Lane,
     /** The encoded task. */
     readonly bytes: Uint8Array,
     readonly isKeyed: boolean,
@@ -128,8 +133,8 @@ function joinTasks(members: readonly Member[]): Buffer {
   return joined.subarray(0, end);
 }
 
-/** Joins the submits of one client into requests. */
-export class SubmitCoalescer {
+/** Joins the submits of one client to one pool into requests. */
+class Lane {
   readonly #caller: Caller;
   readonly #countMax: number;
   readonly #sizeMax: number;
@@ -145,9 +150,10 @@ export class SubmitCoalescer {
   readonly #waiting = new Set<Member>();
   #expiry: NodeJS.Timeout | undefined;
   #expiresAt = Infinity;
-  #roomWaiters: (() => void)[] = [];
+  readonly #onRoom: () => void;
 
-  constructor(caller: Caller) {
+  constructor(caller: Caller, onRoom: () => void) {
+    this.#onRoom = onRoom;
     const { maxMessageBytes, maxTasksPerBatch } = caller.settings;
     this.#caller = caller;
     this.#countMax = maxTasksPerBatch;
@@ -160,24 +166,18 @@ export class SubmitCoalescer {
     return this.#queue.length;
   }
 
-  /** Resolves when some request has left the queue. */
-  room(): Promise<void> {
-    return new Promise((resolve) => this.#roomWaiters.push(resolve));
+  /** Whether nothing is under way. */
+  get isIdle(): boolean {
+    return this.#waiting.size === 0 && this.#queue.length === 0 && this.#inFlight === 0;
   }
 
-  /**
-   * Puts a task into the next request.
-   *
-   * @throws {InvalidFieldError} The spec does not fit the wire.
-   * @throws {PayloadError} The payload cannot be encoded.
-   * @throws {TooLargeError} The task is larger than a message may be.
-   */
+  /** Puts a task into the next request. */
   enqueue(spec: TaskSpec, endsAt: number): Member {
     const bytes = WireSpec.encode(writeSpec(spec, this.#caller.settings.codec)).finish();
     if (bytes.length > this.#taskSizeMax) {
       throw new TooLargeError(`task too large (${bytes.length} > ${this.#taskSizeMax} bytes)`);
     }
-    const member = new Member(bytes, spec.key !== undefined && spec.key !== "", endsAt);
+    const member = new Member(this, bytes, spec.key !== undefined && spec.key !== "", endsAt);
     const batch = this.#batchFor(bytes.length);
     batch.members.push(member);
     batch.size += bytes.length + FIELD_ROOM;
@@ -283,9 +283,7 @@ export class SubmitCoalescer {
         void this.#send(batch);
       }
     }
-    for (const wake of this.#roomWaiters.splice(0)) {
-      wake();
-    }
+    this.#onRoom();
   }
 
   async #send(batch: Batch): Promise<void> {
@@ -424,6 +422,75 @@ export class SubmitCoalescer {
     clearTimeout(this.#expiry);
     for (const member of this.#waiting) {
       this.forget(member, reason);
+    }
+  }
+}
+
+/** Joins the submits of one client into requests, those to each pool by themselves. */
+export class SubmitCoalescer {
+  readonly #caller: Caller;
+  readonly #lanes = new Map<string, Lane>();
+  #roomWaiters: (() => void)[] = [];
+
+  constructor(caller: Caller) {
+    this.#caller = caller;
+  }
+
+  /** Requests that wait to be sent. */
+  get queued(): number {
+    let queued = 0;
+    for (const lane of this.#lanes.values()) {
+      queued += lane.queued;
+    }
+    return queued;
+  }
+
+  /** Resolves when some request has left the queue. */
+  room(): Promise<void> {
+    return new Promise((resolve) => this.#roomWaiters.push(resolve));
+  }
+
+  /**
+   * Puts a task into the next request.
+   *
+   * @throws {InvalidFieldError} The spec does not fit the wire.
+   * @throws {PayloadError} The payload cannot be encoded.
+   * @throws {TooLargeError} The task is larger than a message may be.
+   */
+  enqueue(spec: TaskSpec, endsAt: number): Member {
+    return this.#laneOf(spec.pool ?? "").enqueue(spec, endsAt);
+  }
+
+  #laneOf(pool: string): Lane {
+    const found = this.#lanes.get(pool);
+    if (found !== undefined) {
+      return found;
+    }
+    if (this.#lanes.size >= LANES_KEPT) {
+      for (const [name, lane] of this.#lanes) {
+        if (lane.isIdle) {
+          this.#lanes.delete(name);
+        }
+      }
+    }
+    const lane = new Lane(this.#caller, () => {
+      for (const wake of this.#roomWaiters.splice(0)) {
+        wake();
+      }
+    });
+    this.#lanes.set(pool, lane);
+    return lane;
+  }
+
+  /** Ends one caller's wait. */
+  forget(member: Member, reason: unknown): void {
+    member.lane.forget(member, reason);
+  }
+
+  /** Ends all that is under way. */
+  close(reason: unknown): void {
+    for (const lane of this.#lanes.values()) {
+      lane.close(reason);
     }
   }
 }

@@ -1,12 +1,13 @@
 """Decides how concurrent submits share requests.
 
 A submit goes out at the next turn of the event loop, together with all that arrived by then. Two
-requests may be in flight; what arrives meanwhile forms the next ones, each bounded by count and by
-half a message. Every caller keeps its own deadline, cancellation and outcome.
+requests of a pool may be in flight; what arrives meanwhile forms the next ones, each bounded by
+count and by half a message. Every caller keeps its own deadline, cancellation and outcome.
 
-Rules a change must keep: a caller that gave up before its request went out is not submitted; a
-lost request is sent again only for tasks with a key, unless nothing was executed; a task for a full
-pool is sent again alone, as a call that parks.
+Rules a change must keep: tasks of different pools share no request and do not wait for each other,
+since they may be of different shards, one of which is slow or gone; a caller that gave up before
+its request went out is not submitted; a lost request is sent again only for tasks with a key,
+unless nothing was executed; a task for a full pool is sent again alone, as a call that parks.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from .spec import TaskSpec
 IN_FLIGHT_MAX = 2
 # Calls that park for a full pool occupy the server each; the rest wait here in order.
 PARKED_MAX = 64
+# Pools beyond which those are forgotten for which nothing is under way.
+LANES_KEPT = 64
 
 Admitted = tuple[int, bool]
 
@@ -41,10 +44,11 @@ Admitted = tuple[int, bool]
 class _Member(asyncio.Future[Admitted]):
     """One caller's place in a request: tells the task's id and whether it was there."""
 
-    __slots__ = ("ends_at", "keyed")
+    __slots__ = ("ends_at", "keyed", "lane")
 
     ends_at: float
     keyed: bool
+    lane: _Lane
 
     def settle(self, admitted: Admitted) -> None:
         if not self.done():
@@ -76,8 +80,8 @@ class _Batch:
         self.members = [member for member, is_wanted in pairs if is_wanted]
 
 
-class SubmitCoalescer:
-    """Joins the submits of one event loop into requests."""
+class _Lane:
+    """Joins the submits of one event loop to one pool into requests."""
 
     def __init__(self, caller: Caller, loop: asyncio.AbstractEventLoop) -> None:
         options = caller.options
@@ -102,14 +106,13 @@ class SubmitCoalescer:
         """Requests that wait to be sent."""
         return len(self._queue)
 
-    def enqueue(self, spec: TaskSpec, ends_at: float) -> asyncio.Future[Admitted]:
-        """Puts a task into the next request; the future tells its id and whether it was there.
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not (self._queue or self._running or self._is_scheduled)
 
-        Raises:
-            InvalidFieldError: The spec does not fit the wire.
-            PayloadError: The payload cannot be encoded.
-            TooLargeError: The task is larger than a message may be.
-        """
+    def enqueue(self, spec: TaskSpec, ends_at: float) -> _Member:
+        """See `SubmitCoalescer.enqueue`."""
         batch = self._open
         if batch is None or len(batch.members) >= self._count_max or batch.size >= self._size_max:
             batch = self._begin()
@@ -131,13 +134,14 @@ class SubmitCoalescer:
         member = _Member(loop=self._loop)
         member.keyed = bool(spec.key)
         member.ends_at = ends_at
+        member.lane = self
         batch.members.append(member)
         batch.size += size
         self._schedule()
         return member
 
     def expire(self, future: asyncio.Future[Admitted]) -> None:
-        """Ends one caller's wait: its deadline has passed."""
+        """See `SubmitCoalescer.expire`."""
         if future.done():
             return
         if self._trouble is not None:
@@ -145,11 +149,6 @@ class SubmitCoalescer:
             future.set_exception(UnavailableError(text, reason=self._trouble.reason))
         else:
             future.set_exception(DeadlineError("submit: the deadline passed, outcome unknown"))
-
-    def expire_all(self, futures: Iterable[asyncio.Future[Admitted]]) -> None:
-        """Ends the waits of callers that share a deadline."""
-        for future in futures:
-            self.expire(future)
 
     def _begin(self) -> _Batch:
         batch = self._open = _Batch()
@@ -281,3 +280,46 @@ class SubmitCoalescer:
         for task in tuple(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+
+
+class SubmitCoalescer:
+    """Joins the submits of one event loop into requests, those to each pool by themselves."""
+
+    def __init__(self, caller: Caller, loop: asyncio.AbstractEventLoop) -> None:
+        self._caller = caller
+        self._loop = loop
+        self._lanes: dict[str, _Lane] = {}
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait to be sent."""
+        return sum(lane.queued for lane in self._lanes.values())
+
+    def enqueue(self, spec: TaskSpec, ends_at: float) -> asyncio.Future[Admitted]:
+        """Puts a task into the next request; the future tells its id and whether it was there.
+
+        Raises:
+            InvalidFieldError: The spec does not fit the wire.
+            PayloadError: The payload cannot be encoded.
+            TooLargeError: The task is larger than a message may be.
+        """
+        lane = self._lanes.get(spec.pool)
+        if lane is None:
+            if len(self._lanes) >= LANES_KEPT:
+                self._lanes = {pool: lane for pool, lane in self._lanes.items() if not lane.is_idle}
+            lane = self._lanes[spec.pool] = _Lane(self._caller, self._loop)
+        return lane.enqueue(spec, ends_at)
+
+    def expire(self, future: asyncio.Future[Admitted]) -> None:
+        """Ends one caller's wait: its deadline has passed."""
+        assert isinstance(future, _Member)
+        future.lane.expire(future)
+
+    def expire_all(self, futures: Iterable[asyncio.Future[Admitted]]) -> None:
+        """Ends the waits of callers that share a deadline."""
+        for future in futures:
+            self.expire(future)
+
+    async def close(self) -> None:
+        """Ends all that is under way."""
+        await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
