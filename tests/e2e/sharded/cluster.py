@@ -113,10 +113,10 @@ async def sharded(directory: Path, store: str) -> AsyncIterator[Cluster]:
                 server = ReplicaProcess(directory, f"{name}-{number}", store, further)
                 server.wrapper = ("env", f"CRONOQ_SERVER__SHARD={name}")
                 stack.push_async_callback(server.kill)
+                groups[name].servers.append(server)  # gateways know it before it calls any
                 await server.start()
                 ports[name].append(server.port)
                 everywhere.append(server.port)
-                groups[name].servers.append(server)
 
         async with asyncio.TaskGroup() as starting:
             for name in SHARDS:

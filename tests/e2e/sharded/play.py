@@ -36,6 +36,7 @@ class Plot:
         between_s: Between two.
         per_s: Calls a second; None = a tenth of what is measured.
         rounds: So many rounds of all troubles instead of a time.
+        faults: Which troubles.
         outage_s: See `Scene`.
         hold_s: See `Scene`.
         patience_s: For how long one trouble and all that follows may last.
@@ -49,6 +50,7 @@ class Plot:
     between_s: float = 2.0
     per_s: float | None = None
     rounds: int = 0
+    faults: tuple[Fault, ...] = FAULTS
     outage_s: float = 20.0
     hold_s: float = 8.0
     patience_s: float = 120.0
@@ -189,8 +191,8 @@ async def _strike(
     ends_at = time.monotonic() + plot.seconds
     played = 0
     order: list[Fault] = []
-    while played < plot.rounds * len(FAULTS) if plot.rounds else time.monotonic() < ends_at:
-        order = order or chance.sample(FAULTS, len(FAULTS))
+    while played < plot.rounds * len(plot.faults) if plot.rounds else time.monotonic() < ends_at:
+        order = order or chance.sample(plot.faults, len(plot.faults))
         fault, shard = order.pop(), chance.choice(list(SHARDS))
         began = time.monotonic()
         async with asyncio.timeout(plot.patience_s):

@@ -1,8 +1,9 @@
 """What each shard's server says of all shards, again and again, and whether it is the truth.
 
 Each shard has one task that nobody runs. An answer over all shards has that task, or names the
-shard as missing: never neither, never both. While a trouble that every server has noticed lasts,
-answers name exactly those that it hides from them; while there is none, nobody.
+shard as missing: never neither, and both only while the shard is being lost. While a trouble that
+every server has noticed lasts, answers name exactly those that it hides from them; while there is
+none, nobody.
 """
 
 from __future__ import annotations
@@ -158,7 +159,9 @@ class Views:
             there = self._record.during(view.began, view.ended)
             told = f"{view} while {[one.kind for one in there] or 'all was well'}"
             assert view.named | view.present == SHARDS.keys(), f"lacks a shard unsaid: {told}"
-            assert not view.named & view.present, f"names a shard that it has: {told}"
+            # A snapshot asks twice, for pools and for resources: a shard may be lost in between.
+            is_half = view.what == "snapshot" and there
+            assert is_half or not view.named & view.present, f"names one that it has: {told}"
             if not on_time:
                 continue
             may = {shard for one in there for shard in hidden(one, view.entry)}
