@@ -16,7 +16,16 @@ from .app import App, AppHandle, BlockingApp, Cron, TaskFunction
 from .attempt import Attempt, Cancel, Interceptor, Permanent, Reject, Retryable
 from .client import Client, TaskHandle, TaskOptions
 from .errors import CronoqError, ErrorReason, GaveUpError, PayloadError, TaskFailedError
-from .options import Backoff, ClientOptions, Keepalive, Seconds, TlsOptions, WorkerOptions
+from .options import (
+    Backoff,
+    ClientOptions,
+    Keepalive,
+    OnSubmit,
+    Seconds,
+    Submission,
+    TlsOptions,
+    WorkerOptions,
+)
 from .spec import (
     NO_PAYLOAD,
     BulkAction,
@@ -74,6 +83,8 @@ __all__ = [
     "ErrorReason",
     "GaveUpError",
     "Interceptor",
+    "OnSubmit",
+    "Submission",
     "JsonCodec",
     "Keepalive",
     "MissPolicy",

@@ -26,7 +26,7 @@ from .operations import (
     Snapshot,
     WorkerInfo,
 )
-from .options import Backoff, Keepalive, Seconds, TlsOptions
+from .options import Backoff, Keepalive, OnSubmit, Seconds, TlsOptions
 from .spec import NO_PAYLOAD, BulkAction, HasId, ScheduleSpec, TaskFilter, TaskSpec
 from .views import BulkOutcome, StatusEvent, TaskDetail, TaskInfo, TaskResult
 
@@ -81,6 +81,7 @@ class Client:
         max_wait: Seconds = 60.0,
         max_tasks_per_batch: int = 1000,
         trace_context: Callable[[], Mapping[str, str]] | None = None,
+        on_submit: OnSubmit | None = None,
     ) -> None:
         """Makes a client; nothing is sent before its first call. See `ClientOptions`.
 
@@ -100,6 +101,7 @@ class Client:
             max_wait=max_wait,
             max_tasks_per_batch=max_tasks_per_batch,
             trace_context=trace_context,
+            on_submit=on_submit,
         )
         self._thread = LoopThread()
 

@@ -8,8 +8,9 @@ notices both and makes what it needs there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
@@ -35,7 +36,16 @@ from .errors import (
     TaskFailedError,
     WaitTimeoutError,
 )
-from .options import Backoff, ClientOptions, Keepalive, Seconds, TlsOptions, seconds
+from .options import (
+    Backoff,
+    ClientOptions,
+    Keepalive,
+    OnSubmit,
+    Seconds,
+    Submission,
+    TlsOptions,
+    seconds,
+)
 from .spec import (
     NO_PAYLOAD,
     BulkAction,
@@ -157,6 +167,7 @@ class Client(AdminCalls):
         max_wait: Seconds = 60.0,
         max_tasks_per_batch: int = 1000,
         trace_context: Callable[[], Mapping[str, str]] | None = None,
+        on_submit: OnSubmit | None = None,
     ) -> None:
         """Makes a client; nothing is sent before its first call. See `ClientOptions`.
 
@@ -177,6 +188,7 @@ class Client(AdminCalls):
             max_wait=max_wait,
             max_tasks_per_batch=max_tasks_per_batch,
             trace_context=trace_context,
+            on_submit=on_submit,
         )
         parsed = parse_configured(endpoint, tls=tls is not None)
         super().__init__(Caller(self.options, Connection(self.options, parsed)))
@@ -241,8 +253,15 @@ class Client(AdminCalls):
             InvalidRequestError: The task is refused.
         """
         spec = task if isinstance(task, TaskSpec) else TaskSpec(task, payload, **options)
-        spec = self._traced(spec)
         ends_at = self._ends_at(call_deadline)
+        if self.options.on_submit is None:
+            return await self._submit(self._traced(spec), ends_at)
+        with self._watched("submit", (spec,)) as submission:
+            handle = await self._submit(self._traced(spec, submission), ends_at)
+            submission.task_ids = (handle.id,)
+        return handle
+
+    async def _submit(self, spec: TaskSpec, ends_at: float) -> TaskHandle:
         shared = self._here()
         future = shared.submits.enqueue(spec, ends_at)
         timer = shared.loop.call_at(ends_at, shared.submits.expire, future)
@@ -261,18 +280,36 @@ class Client(AdminCalls):
             Per task, in order, its handle or the error that refused it.
         """
         ends_at = self._ends_at(call_deadline)
+        specs: list[TaskSpec] = []
+        with self._watched("submit_many", specs) as submission:
+            places = await self._submit_each(tasks, specs, ends_at, submission)
+            handles = [
+                self._handle(spec.key, place) for spec, place in zip(specs, places, strict=True)
+            ]
+            submission.task_ids = [
+                handle.id if isinstance(handle, TaskHandle) else 0 for handle in handles
+            ]
+        return handles
+
+    async def _submit_each(
+        self,
+        tasks: Iterable[TaskSpec],
+        specs: list[TaskSpec],
+        ends_at: float,
+        submission: Submission,
+    ) -> list[asyncio.Future[Admitted] | CronoqError]:
+        """Takes tasks as fast as requests leave; adds them to `specs`; ends when all are done."""
         shared = self._here()
         submits = shared.submits
-        keys: list[str] = []
         places: list[asyncio.Future[Admitted] | CronoqError] = []
         futures: list[asyncio.Future[Admitted]] = []
         timer = shared.loop.call_at(ends_at, submits.expire_all, futures)
         first_open = 0
         try:
             for spec in tasks:
-                keys.append(spec.key)
+                specs.append(spec)
                 try:
-                    future = submits.enqueue(self._traced(spec), ends_at)
+                    future = submits.enqueue(self._traced(spec, submission), ends_at)
                 except CronoqError as error:
                     places.append(error)
                     continue
@@ -292,14 +329,32 @@ class Client(AdminCalls):
             timer.cancel()
             for future in futures:
                 future.cancel()
-        return [self._handle(key, place) for key, place in zip(keys, places, strict=True)]
+        return places
 
-    def _traced(self, spec: TaskSpec) -> TaskSpec:
+    @contextlib.contextmanager
+    def _watched(self, operation: str, tasks: Sequence[TaskSpec]) -> Iterator[Submission]:
+        """Tells the program's hook when a submission begins and how it ends."""
+        submission = Submission(operation, tasks)
+        hook = self.options.on_submit
+        if hook is None:
+            yield submission
+            return
+        ended = hook(submission)
+        try:
+            yield submission
+        except BaseException as error:
+            ended(error)
+            raise
+        ended(None)
+
+    def _traced(self, spec: TaskSpec, submission: Submission | None = None) -> TaskSpec:
         """The spec with the present trace context, if it names none and the program wants it."""
-        ask = self.options.trace_context
-        if ask is None or spec.trace_context is not None:
+        if spec.trace_context is not None:
             return spec
-        return msgspec.structs.replace(spec, trace_context=ask())
+        if submission is not None and submission.trace_context is not None:
+            return msgspec.structs.replace(spec, trace_context=submission.trace_context)
+        ask = self.options.trace_context
+        return spec if ask is None else msgspec.structs.replace(spec, trace_context=ask())
 
     def _handle(
         self, key: str, place: asyncio.Future[Admitted] | CronoqError
@@ -319,15 +374,24 @@ class Client(AdminCalls):
 
         Tasks may depend on each other's keys in any order.
         """
+        ends_at = self._ends_at(call_deadline)
+        with self._watched("submit_batch", tasks) as submission:
+            handles = await self._submit_batch(tasks, ends_at, submission)
+            submission.task_ids = [handle.id for handle in handles]
+        return handles
+
+    async def _submit_batch(
+        self, tasks: Sequence[TaskSpec], ends_at: float, submission: Submission
+    ) -> list[TaskHandle]:
         request = tasks_pb2.SubmitBatchRequest()
         for spec in tasks:
-            fill_spec(request.tasks.add(), self._traced(spec), self.options.codec)
+            fill_spec(request.tasks.add(), self._traced(spec, submission), self.options.codec)
         response = await self._caller.call(
             _calls.SUBMIT_BATCH,
             request,
             # With a key on each, a repetition finds the tasks of the first try.
             idempotent=all(spec.key for spec in tasks),
-            ends_at=self._ends_at(call_deadline),
+            ends_at=ends_at,
         )
         return [
             TaskHandle(self, answer.id, spec.key, answer.duplicate)

@@ -6,12 +6,16 @@ ones and a test compares. Durations are seconds or timedeltas at the edge, float
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ._payload import Codec, JsonCodec
+
+if TYPE_CHECKING:  # which itself needs this module
+    from .spec import TaskSpec
 
 Seconds = float | timedelta
 
@@ -106,6 +110,26 @@ class ConnectOptions:
     max_message_bytes: int = 4 * 1024 * 1024
 
 
+@dataclass(slots=True)
+class Submission:
+    """One call that submits tasks, as `ClientOptions.on_submit` sees it.
+
+    Attributes:
+        operation: `submit`, `submit_many` or `submit_batch`.
+        tasks: The tasks; of `submit_many` those that were taken so far, all at its end.
+        trace_context: Goes with each task that names none; set it as the submission begins.
+        task_ids: Once it has ended, the id of each task; 0 where it was refused.
+    """
+
+    operation: str
+    tasks: Sequence[TaskSpec]
+    trace_context: Mapping[str, str] | None = None
+    task_ids: Sequence[int] = ()
+
+
+OnSubmit = Callable[[Submission], Callable[[BaseException | None], object]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions(ConnectOptions):
     """Options of a `Client`.
@@ -117,12 +141,15 @@ class ClientOptions(ConnectOptions):
         max_tasks_per_batch: Tasks in one request.
         trace_context: Asked for the W3C trace context of each task that names none;
             `cronoq.otel.current_trace_context` is one.
+        on_submit: Called as a submission begins; what it returns is called with the error, or
+            None, as it ends. `cronoq.otel.submitting()` is one.
     """
 
     deadline: Seconds = 60.0
     max_wait: Seconds = 60.0
     max_tasks_per_batch: int = 1000
     trace_context: Callable[[], Mapping[str, str]] | None = None
+    on_submit: OnSubmit | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

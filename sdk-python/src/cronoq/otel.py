@@ -1,26 +1,28 @@
-"""Decides how tasks show in OpenTelemetry traces: each attempt a trace of its own, linked.
+"""Decides how tasks show in OpenTelemetry traces: submissions as spans, attempts linked to them.
 
 Needs `opentelemetry-api` (the extra `otel`), which nothing else in the SDK does.
 
-client = Client(…, trace_context=current_trace_context)    the submitter's context goes along
+client = Client(…, on_submit=submitting())                 each submission is a span
+client = Client(…, trace_context=current_trace_context)    or the present span goes along
 worker = Worker(…, interceptors=[tracing()])               each attempt is a span, linked to it
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.propagate import extract, inject
-from opentelemetry.trace import Link, SpanKind, Tracer
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from ._version import __version__
 from .attempt import Attempt, Interceptor
+from .options import OnSubmit, Submission
 
-__all__ = ["current_trace_context", "tracing"]
+__all__ = ["current_trace_context", "submitting", "tracing"]
 
 
 def current_trace_context() -> dict[str, str]:
@@ -28,6 +30,57 @@ def current_trace_context() -> dict[str, str]:
     carrier: dict[str, str] = {}
     inject(carrier)
     return carrier
+
+
+def submitting(tracer: Tracer | None = None) -> OnSubmit:
+    """Returns the option `on_submit` of a client that makes a span of each submission.
+
+    Many tasks that are submitted together share one span. It is the parent of what the server
+    records of its tasks, and attempts are linked to it. A task that names a trace context keeps
+    that; the span is linked to it. Names are those of OpenTelemetry's conventions for messaging.
+
+    Args:
+        tracer: Makes the spans; the global provider's when None.
+    """
+    used = tracer or trace.get_tracer("cronoq", __version__)
+
+    def began(submission: Submission) -> Callable[[BaseException | None], None]:
+        attributes: dict[str, AttributeValue] = {
+            "messaging.operation.name": submission.operation,
+            "messaging.operation.type": "send",
+            "messaging.system": "cronoq",
+        }
+        span = used.start_span(submission.operation, kind=SpanKind.PRODUCER, attributes=attributes)
+        carrier: dict[str, str] = {}
+        inject(carrier, trace.set_span_in_context(span))
+        submission.trace_context = carrier
+        return lambda error: _submitted(span, submission, error)
+
+    return began
+
+
+def _submitted(span: Span, submission: Submission, error: BaseException | None) -> None:
+    """Says what was submitted, which `submit_many` knows only at its end, and ends the span."""
+    pools = {spec.pool for spec in submission.tasks}
+    if len(pools) == 1 and (pool := pools.pop()):
+        span.set_attribute("messaging.destination.name", pool)
+        span.update_name(f"{submission.operation} {pool}")
+    if submission.operation == "submit":
+        for task_id in submission.task_ids:
+            span.set_attribute("messaging.message.id", str(task_id))
+    else:
+        span.set_attribute("messaging.batch.message_count", len(submission.tasks))
+        span.set_attribute("cronoq.refused_count", list(submission.task_ids).count(0))
+    for spec in submission.tasks:
+        if spec.trace_context:
+            created = trace.get_current_span(extract(spec.trace_context)).get_span_context()
+            if created.is_valid:
+                span.add_link(created)
+    if error is not None:
+        span.record_exception(error)
+        span.set_attribute("error.type", type(error).__qualname__)
+        span.set_status(Status(StatusCode.ERROR, str(error)))
+    span.end()
 
 
 def tracing(tracer: Tracer | None = None) -> Interceptor:
