@@ -82,7 +82,22 @@ func (c *Client) Submit(ctx context.Context, task TaskSpec) (*TaskHandle, error)
 	}
 	ctx, cancel := c.caller.within(ctx)
 	defer cancel()
-	c.trace(ctx, &task)
+	if c.caller.options.OnSubmit == nil {
+		return c.submit(ctx, task, nil)
+	}
+	submission, ended := c.watched(ctx, "submit", []TaskSpec{task})
+	handle, err := c.submit(ctx, task, submission)
+	if err == nil {
+		submission.TaskIDs = []uint64{handle.ID}
+	}
+	ended(err)
+	return handle, err
+}
+
+func (c *Client) submit(
+	ctx context.Context, task TaskSpec, submission *Submission,
+) (*TaskHandle, error) {
+	c.trace(ctx, &task, submission)
 	waiting, err := c.submits.enqueue(ctx, &task)
 	if err != nil {
 		return nil, err
@@ -90,9 +105,29 @@ func (c *Client) Submit(ctx context.Context, task TaskSpec) (*TaskHandle, error)
 	return c.handle(&task, waiting)
 }
 
-// trace puts the caller's trace context into a task that names none, if the program wants it.
-func (c *Client) trace(ctx context.Context, task *TaskSpec) {
-	if ask := c.caller.options.TraceContext; ask != nil && task.TraceContext == nil {
+// watched tells the program's hook, if there is one, that a submission begins; the caller calls what
+// it returns at its end.
+func (c *Client) watched(
+	ctx context.Context, operation string, tasks []TaskSpec,
+) (*Submission, func(error)) {
+	submission := &Submission{Operation: operation, Tasks: tasks}
+	if hook := c.caller.options.OnSubmit; hook != nil {
+		if ended := hook(ctx, submission); ended != nil {
+			return submission, ended
+		}
+	}
+	return submission, func(error) {}
+}
+
+// trace puts the trace context of the submission, or else of the caller, into a task that names none,
+// if the program wants it.
+func (c *Client) trace(ctx context.Context, task *TaskSpec, submission *Submission) {
+	if task.TraceContext != nil {
+		return
+	}
+	if submission != nil && submission.TraceContext != nil {
+		task.TraceContext = submission.TraceContext
+	} else if ask := c.caller.options.TraceContext; ask != nil {
 		task.TraceContext = ask(ctx)
 	}
 }
@@ -116,6 +151,7 @@ type Submitted struct {
 func (c *Client) SubmitMany(ctx context.Context, tasks []TaskSpec) []Submitted {
 	ctx, cancel := c.caller.within(ctx)
 	defer cancel()
+	submission, ended := c.watched(ctx, "submit_many", tasks)
 	outcomes := make([]Submitted, len(tasks))
 	members := make([]*member, len(tasks))
 	firstOpen := 0
@@ -125,7 +161,7 @@ func (c *Client) SubmitMany(ctx context.Context, tasks []TaskSpec) []Submitted {
 			continue
 		}
 		task := tasks[index]
-		c.trace(ctx, &task)
+		c.trace(ctx, &task, submission)
 		members[index], outcomes[index].Err = c.submits.enqueue(ctx, &task)
 		// Requests leave in order, so the oldest open task tells when there is room.
 		for ; firstOpen <= index && c.submits.hasBacklog(); firstOpen++ {
@@ -139,17 +175,36 @@ func (c *Client) SubmitMany(ctx context.Context, tasks []TaskSpec) []Submitted {
 			outcomes[index].Handle, outcomes[index].Err = c.handle(&tasks[index], waiting)
 		}
 	}
+	submission.TaskIDs = make([]uint64, len(tasks))
+	for index, outcome := range outcomes {
+		if outcome.Err == nil {
+			submission.TaskIDs[index] = outcome.Handle.ID
+		}
+	}
+	ended(nil)
 	return outcomes
 }
 
 // SubmitBatch submits tasks as one: all are admitted, or none and the error names the index. Tasks
 // may depend on each other's keys in any order.
 func (c *Client) SubmitBatch(ctx context.Context, tasks []TaskSpec) ([]*TaskHandle, error) {
+	submission, ended := c.watched(ctx, "submit_batch", tasks)
+	handles, err := c.submitBatch(ctx, tasks, submission)
+	for _, handle := range handles {
+		submission.TaskIDs = append(submission.TaskIDs, handle.ID)
+	}
+	ended(err)
+	return handles, err
+}
+
+func (c *Client) submitBatch(
+	ctx context.Context, tasks []TaskSpec, submission *Submission,
+) ([]*TaskHandle, error) {
 	request := &pb.SubmitBatchRequest{}
 	areKeyed := true
 	for index := range tasks {
 		spec := tasks[index]
-		c.trace(ctx, &spec)
+		c.trace(ctx, &spec, submission)
 		task, err := writeSpec(&spec, c.caller.options.Codec)
 		if err != nil {
 			return nil, err

@@ -72,6 +72,21 @@ type ClientOptions struct {
 	// TraceContext is asked for the W3C trace context of each task that names none, with the context
 	// of the call that submits it; nil asks nobody. The module cronoqotel has one for OpenTelemetry.
 	TraceContext func(ctx context.Context) map[string]string `json:"-"`
+	// OnSubmit is called as a submission begins, with the context of the call; what it returns is
+	// called with the error, or nil, as it ends. The module cronoqotel has one for OpenTelemetry.
+	OnSubmit func(ctx context.Context, submission *Submission) (ended func(error)) `json:"-"`
+}
+
+// Submission is one call that submits tasks, as ClientOptions.OnSubmit sees it.
+type Submission struct {
+	// Operation is submit, submit_many or submit_batch.
+	Operation string
+	// Tasks are the tasks.
+	Tasks []TaskSpec
+	// TraceContext goes with each task that names none; set it as the submission begins.
+	TraceContext map[string]string
+	// TaskIDs are, once it has ended without an error, the id of each task; 0 where it was refused.
+	TaskIDs []uint64
 }
 
 // hiddenToken stands for a token wherever options are printed.

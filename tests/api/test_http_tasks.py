@@ -558,3 +558,48 @@ async def test_progress_is_shown_as_what_it_is(edge: Edge, web: httpx.AsyncClien
         {"fraction": 0.5, "data_base64": base64.b64encode(b"\xff").decode()},
     ]
     await worker.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "limit"),
+    [
+        ("/v1/tasks", {"deps": [{"key": "a"}] * 10_001}, "deps", "10000"),
+        ("/v1/tasks", {"tags": {f"name-{n}": "" for n in range(10_001)}}, "tags", "10000"),
+        ("/v1/waits", {"ids": ["1"] * 100_001}, "ids", "100000"),
+        (
+            "/v1/bulk",
+            {"action": "cancel", "filter": {"keys": ["keys"] * 10_001}},
+            "filter.keys",
+            "10000",
+        ),
+    ],
+)
+async def test_what_is_far_too_long_is_counted_but_not_read(
+    web: httpx.AsyncClient, path: str, body: Any, field: str, limit: str
+) -> None:
+    """The field and its limit are named; a payload may be as long as it likes."""
+    answer = await web.post(path, json=body)
+    assert refused(answer) == (400, "invalid_field", field)
+    assert answer.json()["error"]["details"]["limit"] == limit
+    task = {"payload": [1] * 200_000, "payload_text": None}
+    assert (await web.post("/v1/tasks", json=task)).status_code == 201
+
+
+async def test_a_batch_of_far_too_many_is_counted_but_not_read(web: httpx.AsyncClient) -> None:
+    """Even where none of its members is a task, their number is what is wrong with it."""
+    answer = await web.post("/v1/batches", json={"tasks": [7] * 100_000})
+    assert refused(answer) == (400, "batch_too_large", "tasks")
+    answer = await web.post("/v1/batches", json={"tasks": [{}, {"kind": 7}]})
+    assert refused(answer) == (400, "invalid_field", "tasks[1].kind")
+    answer = await web.post("/v1/batches", json={"tasks": [{}, 7]})
+    assert refused(answer) == (400, "invalid_field", "tasks[1]")
+
+
+async def test_a_long_name_of_a_field_is_not_told_back_in_full(web: httpx.AsyncClient) -> None:
+    """Its beginning and its end are."""
+    answer = await web.post("/v1/tasks", json={"a" * 100_000 + "z": 1})
+    code, reason, field = refused(answer)
+    assert (code, reason) == (400, "invalid_field")
+    assert field.startswith("aaa")
+    assert field.endswith("az")
+    assert len(answer.content) < 1500

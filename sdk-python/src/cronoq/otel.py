@@ -20,6 +20,7 @@ from opentelemetry.util.types import AttributeValue
 
 from ._version import __version__
 from .attempt import Attempt, Interceptor
+from .errors import CronoqError
 from .options import OnSubmit, Submission
 
 __all__ = ["current_trace_context", "submitting", "tracing"]
@@ -78,9 +79,16 @@ def _submitted(span: Span, submission: Submission, error: BaseException | None) 
                 span.add_link(created)
     if error is not None:
         span.record_exception(error)
-        span.set_attribute("error.type", type(error).__qualname__)
+        span.set_attribute("error.type", _type_of(error))
         span.set_status(Status(StatusCode.ERROR, str(error)))
     span.end()
+
+
+def _type_of(error: BaseException) -> str:
+    """The reason that the server gave, if it gave one."""
+    if isinstance(error, CronoqError) and error.reason is not None:
+        return error.reason.value
+    return type(error).__qualname__
 
 
 def tracing(tracer: Tracer | None = None) -> Interceptor:

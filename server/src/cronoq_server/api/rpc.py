@@ -39,6 +39,12 @@ Body: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 
 log = logging.getLogger(__name__)
 
+LARGE_BYTES = 256 * 1024
+"""Messages up to this size are parsed without a look at how many members they have."""
+
+MEMBERS_MAX = 10_000
+"""Most members of a batch that any configuration allows."""
+
 OPERATIONS: dict[str, Operation] = {
     "Submit": Operation.SUBMIT,
     "SubmitBatch": Operation.SUBMIT,
@@ -136,14 +142,56 @@ def parser(message: type[Message]) -> Parse:
     """Parses messages; bytes that are none become `Malformed`, so that the caller hears why."""
     from_string = message.FromString
     malformed = Malformed(message.DESCRIPTOR.full_name)
+    has_members = "tasks" in message.DESCRIPTOR.fields_by_name
 
     def parse(content: bytes) -> Message | Malformed:
+        if has_members and len(content) > LARGE_BYTES:
+            content = content[: end_of_fields(content, MEMBERS_MAX + 1)]
         try:
             return from_string(content)
         except DecodeError:
             return malformed
 
     return parse
+
+
+def end_of_fields(content: bytes, most: int) -> int:
+    """Where the first `most` fields of a message end; its own end if it has no more.
+
+    Two million tasks without a word fit into 4 MiB. To parse them takes a second and half a
+    gigabyte; what is left of such a message is still too much to be admitted, or no message.
+    """
+    at, size = 0, len(content)
+    for _ in range(most):
+        if at >= size:
+            return size
+        tag, at = _varint(content, at)
+        match tag & 7:
+            case 0:
+                _, at = _varint(content, at)
+            case 1:
+                at += 8
+            case 2:
+                length, at = _varint(content, at)
+                at += length
+            case 5:
+                at += 4
+            case _:
+                pass  # a group: what is in it counts like what is not
+    return min(at, size)
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    """A number at some place, and where it ends."""
+    number = shift = 0
+    while at < len(content) and shift < 64:
+        digit = content[at]
+        number |= (digit & 0x7F) << shift
+        shift += 7
+        at += 1
+        if digit < 0x80:
+            break
+    return number, at
 
 
 def _guarded(

@@ -167,6 +167,24 @@ class SpecReader:
             raise texts.invalid("tasks", f"have {edges} deps, the limit is {limit}", limit)
         return specs
 
+    def check_count(self, count: int) -> None:
+        """Makes sure that a request may have so many tasks.
+
+        Raises:
+            Refused: It may not.
+        """
+        limit = self._limits.max_tasks_per_batch
+        if not count:
+            raise texts.invalid("tasks", f"must have 1 to {limit} members, not none", limit)
+        if count > limit:
+            raise Refused(
+                Refusal(
+                    ErrorReason.BATCH_TOO_LARGE,
+                    f"tasks: {count} members exceed the limit of {limit}",
+                    (("field", "tasks"), ("limit", str(limit))),
+                )
+            )
+
     def read_many(
         self, messages: Sequence[task_pb2.TaskSpec], size: int
     ) -> list[TaskSpec | Refusal]:
@@ -179,17 +197,7 @@ class SpecReader:
         Raises:
             Refused: There are none or too many.
         """
-        limit = self._limits.max_tasks_per_batch
-        if not messages:
-            raise texts.invalid("tasks", f"must have 1 to {limit} members, not none", limit)
-        if len(messages) > limit:
-            raise Refused(
-                Refusal(
-                    ErrorReason.BATCH_TOO_LARGE,
-                    f"tasks: {len(messages)} members exceed the limit of {limit}",
-                    (("field", "tasks"), ("limit", str(limit))),
-                )
-            )
+        self.check_count(len(messages))
         try:
             plain = self._read_plain(messages, size)
         except Refused:  # reading one by one tells which it was

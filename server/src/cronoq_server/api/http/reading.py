@@ -8,6 +8,7 @@ are told in the names that the JSON has.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -28,6 +29,19 @@ from cronoq_server.runtime.refusals import Refused
 
 T = TypeVar("T")
 
+LARGE_BYTES: Final = 64 * 1024
+"""Bodies up to this size are read without a look at how many entries they have."""
+
+ENTRIES_MAX: Final = 10_000
+"""More entries than this are in no list that a limit allows."""
+
+REFERENCES_MAX: Final = 100_000
+"""Most tasks that a wait or a watch may name."""
+
+TOLD_MAX: Final = 400
+"""Longest account, in characters, of what is wrong with a shape."""
+
+_TASK: Final = msgspec.json.Decoder(NewTask)
 _AT: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
 _QUOTED_FIELD: Final = re.compile(r"(?:unknown|required) field `(.*)`")
 _TYPES: Final = re.compile(r"`((?:(?:int|float|str|bool|object|array|null)(?: \| )?)+)`")
@@ -65,6 +79,8 @@ def body(content: bytes, shape: type[T]) -> T:
     try:
         if not content.isascii():
             content.decode()
+        if len(content) > LARGE_BYTES:
+            _check_entries(content)
         return msgspec.json.decode(content, type=shape)
     except UnicodeDecodeError as error:
         raise texts.invalid("body", f"is not UTF-8 at byte {error.start}") from error
@@ -76,16 +92,69 @@ def body(content: bytes, shape: type[T]) -> T:
         raise texts.invalid("body", "is nested too deeply") from error
 
 
-def misshapen(error: msgspec.ValidationError, whole: str) -> Refused:
-    """A refusal of something that has another shape; `whole` is what messages call all of it."""
-    match = _AT.fullmatch(str(error))
+def _check_entries(content: bytes | msgspec.Raw, field: str = "") -> None:
+    """Makes sure that no list or object in a large body is longer than any may be.
+
+    To read a million of anything takes long enough for others to notice; to count them does not.
+    A payload is kept as it is, and so may be of any length.
+
+    Raises:
+        Refused: One is.
+    """
+    if bytes(content).startswith(b"["):
+        count = len(msgspec.json.decode(content, type=list[msgspec.Raw]))
+        parts: dict[str, msgspec.Raw] = {}
+    else:
+        try:
+            parts = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        except msgspec.ValidationError:
+            return  # neither; who reads it will say what was expected
+        count = len(parts)
+    most = REFERENCES_MAX if field in ("ids", "keys") else ENTRIES_MAX
+    if count > most:
+        text = f"has {count} entries, the limit is {most}"
+        raise texts.invalid(field or "body", text, most)
+    for name, part in parts.items():
+        # Tasks are counted against the limit of a batch.
+        if len(bytes(part)) > LARGE_BYTES and name not in ("payload", "tasks"):
+            _check_entries(part, f"{field}.{name}" if field else name)
+
+
+def members(contents: Sequence[msgspec.Raw]) -> list[NewTask]:
+    """The tasks of a batch, whose number has been found to be within its limit.
+
+    Raises:
+        Refused: One has another shape; the field is named with its index.
+    """
+    tasks = []
+    for index, content in enumerate(contents):
+        try:
+            tasks.append(_TASK.decode(content))
+        except msgspec.ValidationError as error:
+            raise misshapen(error, f"tasks[{index}]", f"tasks[{index}].") from error
+    return tasks
+
+
+def misshapen(error: msgspec.ValidationError, whole: str, within: str = "") -> Refused:
+    """A refusal of something that has another shape.
+
+    Args:
+        error: What is wrong with it.
+        whole: What messages call all of it.
+        within: What stands before the names of its fields.
+    """
+    told = str(error)
+    if len(told) > TOLD_MAX:  # a field whose name is as long as the body
+        told = f"{told[: TOLD_MAX // 2]}…{told[-TOLD_MAX // 2 :]}"
+    match = _AT.fullmatch(told)
     assert match is not None
     text, field = match[1], match[2] or ""
     quoted = _QUOTED_FIELD.search(text)
     if quoted is not None:
         field = f"{field}.{quoted[1]}" if field else quoted[1]
         text = "is not known" if "unknown" in text else "must be given"
-    field = field.replace("[...]", "") or whole
+    field = field.replace("[...]", "")
+    field = f"{within}{field}" if field else whole
     return texts.invalid(field, _TYPES.sub(_in_words, text[0].lower() + text[1:]))
 
 

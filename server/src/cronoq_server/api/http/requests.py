@@ -113,6 +113,17 @@ class NewBatch(Request, kw_only=True):
     ] = True
 
 
+class BatchHead(Request, kw_only=True):
+    """A `NewBatch` whose tasks are not read before their number is known to be within its limit.
+
+    A body of 4 MiB has room for more than a million tasks, which would keep the server busy for
+    many seconds and fill a gigabyte.
+    """
+
+    tasks: list[Raw]
+    atomic: bool = True
+
+
 class TaskFilter(Request, kw_only=True):
     """Which tasks are meant: those that meet every condition that is given."""
 

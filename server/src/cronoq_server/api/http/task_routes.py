@@ -15,12 +15,12 @@ from cronoq_server.api import convert, texts
 from cronoq_server.api.http import answers, names, reading, responses, writing
 from cronoq_server.api.http.answers import Reply
 from cronoq_server.api.http.requests import (
+    BatchHead,
     BatchQuery,
     BulkOrder,
     KeyQuery,
     KeyWaitQuery,
     ListQuery,
-    NewBatch,
     NewTask,
     NoQuery,
     SubmitQuery,
@@ -119,20 +119,22 @@ class TaskRoutes:
 
     async def submit_batch(self, call: Call) -> Response:
         """Admits all or none, or each on its own."""
-        query, batch = call.query(BatchQuery), call.body(NewBatch)
+        query, batch = call.query(BatchQuery), call.body(BatchHead)
+        self._reader.check_count(len(batch.tasks))
+        tasks = reading.members(batch.tasks)
         parking = (
             convert.read_wait(query.timeout_s, "timeout_s", self._service.limits.max_wait_s)
             / SECOND
         )
         if not batch.atomic:
-            return await self._submit_many(call, batch)
-        message = reading.batch_message(batch.tasks)
+            return await self._submit_many(call, tasks)
+        message = reading.batch_message(tasks)
         specs = self._reader.read_batch(message.tasks, message.ByteSize())
         admitted = await self._service.submit(call.who, specs, SubmitMode.BATCH, parking)
         return answers.json(writing.outcomes(admitted, {}))
 
-    async def _submit_many(self, call: Call, batch: NewBatch) -> Response:
-        message = reading.batch_message(batch.tasks)
+    async def _submit_many(self, call: Call, tasks: list[NewTask]) -> Response:
+        message = reading.batch_message(tasks)
         specs = self._reader.read_many(message.tasks, message.ByteSize())
         named = [
             reading.renamed(spec, index) if isinstance(spec, Refusal) else spec
