@@ -59,8 +59,15 @@ METHODS = tuple(
 class Requests:
     """An endless row of requests."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, *, spoils: bool = True) -> None:
+        """Begins a row.
+
+        Args:
+            chance: Makes them.
+            spoils: Whether most are spoilt; else all are messages as they should be.
+        """
         self._chance = chance
+        self._spoils = spoils
 
     def next(self) -> tuple[Method, Sequence[bytes]]:
         """The next method, and the messages that it is called with."""
@@ -73,7 +80,8 @@ class Requests:
             if method.streams[0] and at == 0 and chance.random() < 0.8:
                 message = self._register()
             content = message.SerializeToString()
-            contents.append(self._spoilt(content) if chance.random() < 0.6 else content)
+            is_spoilt = self._spoils and chance.random() < 0.6
+            contents.append(self._spoilt(content) if is_spoilt else content)
         return method, contents
 
     def _register(self) -> Message:

@@ -9,6 +9,7 @@ import contextlib
 import random
 import socket
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -63,13 +64,16 @@ class Findings:
     faults: list[str] = field(default_factory=list)
 
 
-def attack_routes(address: str, cases: int, seed: int) -> Findings:
+def attack_routes(
+    address: str, cases: int, seed: int, modes: Sequence[GenerationMode] = tuple(GenerationMode)
+) -> Findings:
     """Calls every route with what its document allows, and with what it forbids.
 
     Args:
         address: `host:port` of the gateway.
         cases: How many calls, about.
         seed: Other calls for each.
+        modes: Which of the two.
     """
     url = f"http://{address}"
     document = requests.get(f"{url}/openapi.json", timeout=TIMEOUT_S).json()
@@ -77,9 +81,9 @@ def attack_routes(address: str, cases: int, seed: int) -> Findings:
     operations: list[Any] = [one.ok() for one in schema.get_all_operations()]  # type: ignore[union-attr]
     wanted = [one for one in operations if one.path not in ENDLESS]
     findings = Findings()
-    each = max(1, cases // (2 * len(wanted)))
+    each = max(1, cases // (len(modes) * len(wanted)))
     for operation in wanted:
-        for mode in GenerationMode:
+        for mode in modes:
             _attack_operation(operation, mode, url, each, seed, findings)
     return findings
 
@@ -120,13 +124,20 @@ def _fault(case: Any, answer: Any) -> str:
     return ""
 
 
-def attack_bytes(address: str, cases: int, seed: int) -> Findings:
-    """Sends requests that were broken on the way: each is answered or hung up on, in time."""
+def attack_bytes(address: str, cases: int, seed: int, *, breaks: bool = True) -> Findings:
+    """Sends requests that were broken on the way: each is answered or hung up on, in time.
+
+    Args:
+        address: `host:port` of the gateway.
+        cases: How many.
+        seed: Other requests for each.
+        breaks: Whether they are broken at all.
+    """
     chance = random.Random(seed)
     host, _, port = address.rpartition(":")
     findings = Findings()
     for _ in range(cases):
-        content = broken(chance)
+        content = broken(chance) if breaks else chance.choice(SEEDS)
         try:
             end = _send(host, int(port), content)
         except TimeoutError:

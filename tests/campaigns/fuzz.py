@@ -4,6 +4,11 @@
 and lets each part of the attack have its share of the cases while a well-behaved client goes on
 with its work. It fails if any call ends as INTERNAL or UNKNOWN, if the server's log has a traceback
 or an error, if its memory grows from one half to the other, or if the client is slowed down.
+
+Attack and client share the machine with the server, so that load alone slows the client down. What
+counts is what nonsense adds to that: before each part of the attack the same callers send as much
+as they can that makes sense, and the client's p99 beside the attack may be at most twice its p99
+beside that.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import grpc
+from schemathesis.generation import GenerationMode
 
 from tests.campaigns._fuzz_requests import METHODS, Method, Requests
 from tests.campaigns._http_cases import attack_bytes, attack_routes
@@ -126,9 +132,19 @@ class Report:
             self.faults.append(f"{method.path} {code.name} {text}: {content[:200].hex()}")
 
 
-async def attack_calls(address: str, cases: int, seed: int, report: Report) -> None:
-    """Calls methods with valid, nearly valid and meaningless messages, many at a time."""
-    requests = Requests(random.Random(seed))
+async def attack_calls(
+    address: str, cases: int, seed: int, report: Report, *, spoils: bool = True
+) -> None:
+    """Calls methods with valid, nearly valid and meaningless messages, many at a time.
+
+    Args:
+        address: Where they are served.
+        cases: How many calls.
+        seed: Other calls for each.
+        report: Told how they end.
+        spoils: Whether messages are spoilt at all.
+    """
+    requests = Requests(random.Random(seed), spoils=spoils)
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         left = iter(range(cases))
@@ -173,8 +189,18 @@ async def called(
     return await call.code(), await call.details() or ""
 
 
-async def attack_connections(address: str, cases: int, seed: int, report: Report) -> None:
-    """Opens connections and says things that are no HTTP/2, or not all of it, or byte by byte."""
+async def attack_connections(
+    address: str, cases: int, seed: int, report: Report, *, spoils: bool = True
+) -> None:
+    """Opens connections and says things that are no HTTP/2, or not all of it, or byte by byte.
+
+    Args:
+        address: Where they are served.
+        cases: How many connections.
+        seed: Other connections for each.
+        report: Told that they ended.
+        spoils: Whether anything but the beginning of HTTP/2 is said, and not all of that.
+    """
     chance = random.Random(seed)
     host, _, port = address.rpartition(":")
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -184,9 +210,11 @@ async def attack_connections(address: str, cases: int, seed: int, report: Report
         for _ in left:
             with contextlib.suppress(OSError):
                 reader, writer = await asyncio.open_connection(host, int(port))
-                rubbish = preface[: chance.randrange(len(preface) + 1)]
-                rubbish += chance.randbytes(chance.choice((0, 1, 9, 40, 400)))
-                step = chance.choice((1, 7, len(rubbish) or 1))
+                rubbish, step = preface, len(preface)
+                if spoils:
+                    rubbish = preface[: chance.randrange(len(preface) + 1)]
+                    rubbish += chance.randbytes(chance.choice((0, 1, 9, 40, 400)))
+                    step = chance.choice((1, 7, len(rubbish) or 1))
                 try:
                     for at in range(0, len(rubbish), step):
                         writer.write(rubbish[at : at + step])
@@ -281,26 +309,34 @@ def _lines(log: Path) -> list[str]:
     return log.read_text().splitlines()
 
 
-Part = Callable[[Server, int, int, Report], Awaitable[None]]
+Part = Callable[[Server, int, int, Report, bool], Awaitable[None]]
 
 
-async def _calls(server: Server, cases: int, seed: int, report: Report) -> None:
-    await attack_calls(server.grpc, cases, seed, report)
+async def _calls(server: Server, cases: int, seed: int, report: Report, spoils: bool) -> None:
+    await attack_calls(server.grpc, cases, seed, report, spoils=spoils)
 
 
-async def _connections(server: Server, cases: int, seed: int, report: Report) -> None:
-    await attack_connections(server.grpc, cases // 20, seed, report)
+async def _connections(server: Server, cases: int, seed: int, report: Report, spoils: bool) -> None:
+    await attack_connections(server.grpc, cases // 20, seed, report, spoils=spoils)
 
 
-async def _http(server: Server, cases: int, seed: int, report: Report) -> None:
-    for attack in (attack_routes, attack_bytes):
-        found = await asyncio.to_thread(attack, server.http, cases // 2, seed)
+async def _http(server: Server, cases: int, seed: int, report: Report, spoils: bool) -> None:
+    modes = tuple(GenerationMode) if spoils else (GenerationMode.POSITIVE,)
+    some = cases // 2
+    for found in (
+        await asyncio.to_thread(attack_routes, server.http, some, seed, modes),
+        await asyncio.to_thread(attack_bytes, server.http, some, seed, breaks=spoils),
+    ):
         report.ends += Counter({f"HTTP {end}": count for end, count in found.ends.items()})
         report.faults += [f"HTTP {fault}" for fault in found.faults]
 
 
 PARTS: dict[str, Part] = {"calls": _calls, "connections": _connections, "http": _http}
-"""The parts of the attack; each gets the server, a number of cases, a seed and the report."""
+"""The parts of the attack; each gets the server, a number of cases, a seed, the report, and whether
+it is to make nonsense."""
+
+CONTROL_SHARE = 8
+"""One in so many cases more are sent that make sense, for comparison."""
 
 
 async def run(parts: Sequence[str], cases: int, seed: int, silent: int) -> Report:
@@ -308,28 +344,49 @@ async def run(parts: Sequence[str], cases: int, seed: int, silent: int) -> Repor
     report = Report()
     async with server_process() as server:
         calm_s = await (await Neighbour.start(server.grpc, "200")).p99_s()
-        beside = await Neighbour.start(server.grpc)
+        print(f"p99 of a client beside: {calm_s * 1e3:.1f} ms with nobody else there", flush=True)
         memory = []
         async with silence(server.grpc, silent):
             for half in range(2):
                 for part in parts:
-                    await PARTS[part](server, cases // len(parts) // 2, seed * 2 + half, report)
+                    some = cases // len(parts) // 2
+                    seen = await beside(server, part, some // CONTROL_SHARE, seed, Report(), False)
+                    slowed = await beside(server, part, some, seed * 2 + half, report, True)
+                    judge_neighbour(report, part, seen, slowed)
                 memory.append(server.memory())
-        judge(report, memory, calm_s, await beside.p99_s())
+        judge_memory(report, memory)
         report.faults += server.complaints()
     return report
 
 
-def judge(report: Report, memory: Sequence[int], calm_s: float, beside_s: float) -> None:
-    """Adds what memory and the neighbour say against the server."""
-    print(f"memory after each half: {[round(one / MIB) for one in memory]} MiB")
+async def beside(
+    server: Server, part: str, cases: int, seed: int, report: Report, spoils: bool
+) -> float:
+    """What 99 of 100 rounds of a client took beside a part of the attack.
+
+    Or beside what that would be if it made sense.
+    """
+    neighbour = await Neighbour.start(server.grpc)
+    await PARTS[part](server, cases, seed, report, spoils)
+    return await neighbour.p99_s()
+
+
+def judge_neighbour(report: Report, part: str, sense_s: float, nonsense_s: float) -> None:
+    """Adds what a client beside says against the server."""
     print(
-        f"p99 of a client beside: {calm_s * 1e3:.1f} ms before, {beside_s * 1e3:.1f} ms meanwhile"
+        f"p99 of a client beside {part}: {sense_s * 1e3:.1f} ms if they make sense, "
+        f"{nonsense_s * 1e3:.1f} ms if they do not",
+        flush=True,
     )
+    if nonsense_s > max(2 * sense_s, SLOWED_FLOOR_S):
+        report.faults.append(f"the client beside {part} was slowed down")
+
+
+def judge_memory(report: Report, memory: Sequence[int]) -> None:
+    """Adds what its memory says against the server."""
+    print(f"memory after each half: {[round(one / MIB) for one in memory]} MiB")
     if memory[1] > memory[0] + GROWTH_BYTES:
         report.faults.append("memory grows")
-    if beside_s > max(2 * calm_s, SLOWED_FLOOR_S):
-        report.faults.append("the client beside was slowed down")
 
 
 def main(arguments: Sequence[str]) -> int:
