@@ -270,12 +270,13 @@ class World:
         mode: events.SubmitMode | None = None,
         patience: int = 0,
         scope: events.Scope = None,
+        tenant: str | None = None,
     ) -> events.Submit:
         """The event of a submit, with what the store knows of the names it needs."""
         if mode is None:
             mode = events.SubmitMode.ONE if len(specs) == 1 else events.SubmitMode.BATCH
         until = self.mono + patience
-        event = events.Submit(self.call(), list(specs), mode, until, scope)
+        event = events.Submit(self.call(), list(specs), mode, until, scope, tenant=tenant)
         ids, keys = self.engine.wants(event)
         found = self.ledger.find(ids, keys)
         return msgspec.structs.replace(event, found=found) if found else event

@@ -54,10 +54,7 @@ class Submitting(Asking):
             allowed.append(own)
         for index, refusal in (await self._foreign(who, allowed)).items():
             raise Refused(tenancy.at_index(len(specs), index, refusal))
-        admitted = await self._admit(who, allowed, mode, remaining_s)
-        for index, refusal in (await self._foreign_duplicates(who, allowed, admitted)).items():
-            raise Refused(tenancy.at_index(len(specs), index, refusal))
-        return admitted
+        return await self._admit(who, allowed, mode, remaining_s)
 
     async def submit_many(
         self, who: Principal, specs: Sequence[TaskSpec | Refusal]
@@ -88,9 +85,7 @@ class Submitting(Asking):
         if not passed:
             self._leader()
             return Admitted([]), refused
-        admitted = await self._admit(who, passed, SubmitMode.MANY, None)
-        found = await self._foreign_duplicates(who, passed, admitted)
-        return _without(admitted, found), refused
+        return await self._admit(who, passed, SubmitMode.MANY, None), refused
 
     async def _admit(
         self, who: Principal, specs: list[TaskSpec], mode: SubmitMode, remaining_s: float | None
@@ -104,7 +99,7 @@ class Submitting(Asking):
             admitted = await self._ask(
                 driver,
                 Admitted,
-                lambda call: Submit(call, specs, mode, until, who.pools),
+                lambda call: Submit(call, specs, mode, until, who.pools, tenant=who.tenant),
                 bounded=not parks,
             )
         if self.tracing is not None:
@@ -112,19 +107,13 @@ class Submitting(Asking):
         return admitted
 
     async def _foreign(self, who: Principal, specs: Sequence[TaskSpec]) -> dict[int, Refusal]:
+        """What names another tenant's task as things stand.
+
+        The engine has the last word: things may have changed when it comes to the submit.
+        """
         if who.tenant is None:
             return {}
         return await tenancy.foreign_names(who, specs, self._look(who))
-
-    async def _foreign_duplicates(
-        self, who: Principal, specs: Sequence[TaskSpec], admitted: Admitted
-    ) -> dict[int, Refusal]:
-        """Duplicates of tasks that another tenant submitted while keys were being looked up."""
-        if who.tenant is None or not admitted.duplicates:
-            return {}
-        named = [specs[index] for index in admitted.duplicates]
-        found = await tenancy.foreign_names(who, named, self._look(who))
-        return {admitted.duplicates[at]: refusal for at, refusal in found.items()}
 
 
 def _parking_time(remaining_s: float | None) -> Duration:
@@ -133,14 +122,3 @@ def _parking_time(remaining_s: float | None) -> Duration:
         return YEAR
     remaining = max(0, min(YEAR, round(remaining_s * SECOND)))
     return max(remaining // 2, remaining - ANSWER_MARGIN)
-
-
-def _without(admitted: Admitted, refused: Mapping[int, Refusal]) -> Admitted:
-    """What was admitted, with some of it refused after all."""
-    if not refused:
-        return admitted
-    return Admitted(
-        [0 if at in refused else task_id for at, task_id in enumerate(admitted.ids)],
-        tuple(at for at in admitted.duplicates if at not in refused),
-        (*admitted.refusals, *refused.items()),
-    )

@@ -110,7 +110,7 @@ def _enter(
     draft: Draft, specs: list[TaskSpec], event: Submit, was_parked: bool = False
 ) -> Admitted | Refusal | Pool:
     """Judges specs, books their starts, makes room, and only then creates their tasks."""
-    judged = judge(draft.state, specs, event.scope, event.found)
+    judged = judge(draft.state, specs, event)
     if isinstance(judged, Refusal):
         return judged
     known, newcomers = judged
@@ -124,7 +124,7 @@ def _enter(
         return full
     if draft.state.pending < pending:
         # What was pushed out may be a parent of a newcomer.
-        judged = judge(draft.state, specs, event.scope, event.found)
+        judged = judge(draft.state, specs, event)
         assert not isinstance(judged, Refusal)
         known, newcomers = judged
     duplicates = tuple(index for index, task_id in enumerate(known) if task_id)

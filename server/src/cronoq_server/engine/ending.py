@@ -89,7 +89,16 @@ def _end_one(
     status = task.status
     has_output = output is not None
     state.finished[task_id] = Finished(
-        task_id, spec.key, spec.pool, status, task.attempt, now.wall, message, has_output, now.mono
+        task_id,
+        spec.key,
+        spec.pool,
+        status,
+        task.attempt,
+        now.wall,
+        message,
+        has_output,
+        now.mono,
+        spec.tenant,
     )
     state.retention.append((now.mono, task_id))
     if task_id in state.waiters:

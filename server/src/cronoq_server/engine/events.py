@@ -56,6 +56,8 @@ class Submit(msgspec.Struct, frozen=True, gc=False):
         until: Mono instant up to which the call may be parked.
         scope: Pools the caller may use.
         found: Finished tasks that the store holds under these keys or dependency ids.
+        tenant: The tenant that the caller is bound to; a task of another one is in its way, as key
+            or as parent, but is never its own. None = bound to none.
     """
 
     call: int
@@ -64,6 +66,7 @@ class Submit(msgspec.Struct, frozen=True, gc=False):
     until: Instant
     scope: Scope = None
     found: Found = None
+    tenant: str | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False):

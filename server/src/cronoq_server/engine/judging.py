@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from cronoq_server.engine.ending import edge_holds, impossible
-from cronoq_server.engine.events import Found, Scope, Submit
+from cronoq_server.engine.events import Found, Submit
 from cronoq_server.engine.model import ErrorReason, Refusal, Status, TaskRef, TaskSpec
 from cronoq_server.engine.records import Finished
 from cronoq_server.engine.state import State
@@ -52,13 +52,19 @@ def wants(state: State, event: Submit) -> tuple[list[int], list[str]]:
 
 
 def judge(
-    state: State, specs: list[TaskSpec], scope: Scope, found: Found
+    state: State, specs: list[TaskSpec], event: Submit
 ) -> tuple[list[int], list[Newcomer]] | Refusal:
     """Looks at a batch without changing anything.
+
+    Args:
+        state: What there is.
+        specs: The batch: all that is handed in, or one task of many that stand each on its own.
+        event: How it is handed in, and by whom.
 
     Returns:
         Per spec the id it already has (0 = new), and the newcomers; or the first refusal.
     """
+    scope, found = event.scope, event.found
     in_batch: dict[str, int] = {}
     for index, spec in enumerate(specs):
         if spec.key and in_batch.setdefault(spec.key, index) != index:
@@ -79,13 +85,16 @@ def judge(
             )
         existing = _existing(state, spec.key, found) if spec.key else None
         if existing is not None:
-            task_id, its_pool = existing
-            if scope is not None and its_pool not in scope:
+            task_id, owner = existing
+            if scope is not None and owner.pool not in scope:
                 message = f"key: {spec.key!r} is in use in a pool that you may not use"
+                return _at(len(specs), index, ErrorReason.KEY_IN_USE, message)
+            if event.tenant is not None and owner.tenant != event.tenant:
+                message = f"key: {spec.key!r} is in use by a task that you may not see"
                 return _at(len(specs), index, ErrorReason.KEY_IN_USE, message)
             known[index] = task_id
             continue
-        newcomer = _newcomer(state, index, spec, in_batch, scope, found)
+        newcomer = _newcomer(state, index, spec, in_batch, event)
         refusal = newcomer if isinstance(newcomer, Refusal) else resources_refusal(state, spec)
         if refusal is not None:
             return _at(len(specs), index, refusal.reason, refusal.message, refusal)
@@ -108,15 +117,24 @@ def _at(
     return Refusal(reason, f"tasks[{index}]: {message}", (*details, ("index", str(index))))
 
 
-def _existing(state: State, key: str, found: Found) -> tuple[int, str] | None:
+class Owner(msgspec.Struct, frozen=True, gc=False):
+    """Whose a task is."""
+
+    pool: str
+    tenant: str
+
+
+def _existing(state: State, key: str, found: Found) -> tuple[int, Owner] | None:
     """The task that has this key, live or retained, here or in the store."""
     task_id = state.keys.get(key)
-    if task_id is not None:
-        task = state.tasks.get(task_id)
-        pool = task.spec.pool if task is not None else state.finished[task_id].pool
-        return task_id, pool
-    stored = found.get(key) if found else None
-    return None if stored is None else (stored.task_id, stored.spec.pool)
+    if task_id is None:
+        stored = found.get(key) if found else None
+        if stored is None:
+            return None
+        task_id = stored.task_id
+    owner = _owner_of(state, key, task_id, found)
+    assert owner is not None
+    return task_id, owner
 
 
 def _too_large(state: State, per_pool: dict[str, int], total: int) -> Refusal | None:
@@ -155,15 +173,17 @@ def resources_refusal(state: State, spec: TaskSpec) -> Refusal | None:
 
 
 def _newcomer(
-    state: State, index: int, spec: TaskSpec, in_batch: dict[str, int], scope: Scope, found: Found
+    state: State, index: int, spec: TaskSpec, in_batch: dict[str, int], event: Submit
 ) -> Newcomer | Refusal:
     """Resolves a spec's dependencies as far as the engine's tables go.
 
-    A parent in a pool that the caller may not use is refused like one that does not exist: its
-    child would tell how it ended, and its child's worker would be given its output. So that nobody
-    can tell the two apart, a caller who is limited to some pools waits for no key that is to come,
-    and no id counts as satisfied that nobody knows any more.
+    A parent in a pool that the caller may not use, or of a tenant that is not theirs, is refused
+    like one that does not exist: its child would tell how it ended, and its child's worker would be
+    given its output. So that nobody can tell the two apart, a caller who is limited so waits for no
+    key that is to come, and no id counts as satisfied that nobody knows any more.
     """
+    found = event.found
+    is_limited = event.scope is not None or event.tenant is not None
     newcomer = Newcomer(index, spec, [], [])
     for dependency in spec.dependencies:
         target, condition = dependency.target, dependency.condition
@@ -171,15 +191,15 @@ def _newcomer(
             newcomer.edges.append(OpenEdge(-in_batch[target] - 1, condition, target))
             continue
         task_id = state.keys.get(target) if isinstance(target, str) else target
-        pool = None if scope is None else _pool_of(state, target, task_id, found)
-        if scope is not None and pool is not None and pool not in scope:
+        owner = _owner_of(state, target, task_id, found) if is_limited else None
+        if owner is not None and not _is_open_to(event, owner):
             return _no_parent(target)
         if task_id is not None and task_id in state.tasks:
             newcomer.edges.append(OpenEdge(task_id, condition))
             newcomer.parents.append(task_id)
             continue
         status = _ended_status(state, target, task_id, found)
-        if scope is not None and not status:
+        if is_limited and not status:
             return _no_parent(target)
         if status is None:
             refusal = _unknown_parent(state, spec, target, newcomer, condition)
@@ -195,16 +215,22 @@ def _newcomer(
     return newcomer
 
 
-def _pool_of(state: State, target: TaskRef, task_id: int | None, found: Found) -> str | None:
-    """The pool of a task that the engine or the store holds; None = nobody knows it."""
+def _is_open_to(event: Submit, owner: Owner) -> bool:
+    """Whether the caller may know of a task of this owner."""
+    is_own = event.tenant is None or owner.tenant == event.tenant
+    return is_own and (event.scope is None or owner.pool in event.scope)
+
+
+def _owner_of(state: State, target: TaskRef, task_id: int | None, found: Found) -> Owner | None:
+    """Whose a task is that the engine or the store holds; None = nobody knows it."""
     if task_id is not None:
         live, ended = state.tasks.get(task_id), state.finished.get(task_id)
         if live is not None:
-            return live.spec.pool
+            return Owner(live.spec.pool, live.spec.tenant)
         if ended is not None:
-            return ended.pool
+            return Owner(ended.pool, ended.tenant)
     stored = found.get(target) if found else None
-    return None if stored is None else stored.spec.pool
+    return None if stored is None else Owner(stored.spec.pool, stored.spec.tenant)
 
 
 def _ended_status(state: State, target: TaskRef, task_id: int | None, found: Found) -> int | None:

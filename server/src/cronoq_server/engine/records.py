@@ -152,6 +152,7 @@ class Finished(msgspec.Struct, gc=False, eq=False):
     has_output: bool
     kept_from: Instant
     """Mono instant from which its retention counts."""
+    tenant: str = ""
 
 
 class Session:

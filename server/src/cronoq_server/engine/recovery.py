@@ -183,6 +183,7 @@ def _slim(draft: Draft, stored: StoredTask) -> Finished | None:
         change.message,
         change.has_output,
         draft.now.mono - max(0, draft.now.wall - change.at),
+        spec.tenant,
     )
 
 
