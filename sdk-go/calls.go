@@ -21,13 +21,22 @@ import (
 // lastTry: a call with less time left than this is not made again.
 const lastTry = 10 * time.Millisecond
 
+// notLeaderFailures: as if so many calls had failed in a row, at most, when the answer was that
+// somebody else leads or will. Where nothing was executed nothing is overloaded, and the leader is one
+// connection away.
+const notLeaderFailures = 1
+
 // delays are those of one row of failures: full jitter, growing to a bound.
 type delays struct {
 	bounds   Backoff
 	failures int
 }
 
-func (d *delays) next() time.Duration {
+// next is the delay after a call that failed with err, if it did.
+func (d *delays) next(err error) time.Duration {
+	if errors.Is(err, ErrNotLeader) || errors.Is(err, ErrStopping) {
+		d.failures = min(d.failures, notLeaderFailures)
+	}
 	bound := backoffBound(d.bounds.Initial, d.bounds.Maximum, d.failures)
 	d.failures++
 	return time.Duration(rand.Float64() * float64(bound))
@@ -162,7 +171,7 @@ func call[Request, Response any](
 		}
 		trouble = err
 		// Near its end the delays shrink, so that the deadline is used up.
-		if !c.pause(ctx, min(series.next(), left/2)) && ctx.Err() != nil {
+		if !c.pause(ctx, min(series.next(err), left/2)) && ctx.Err() != nil {
 			return nil, outOfTime(ctx, name, trouble)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -454,5 +455,64 @@ func TestErrors_KnowEveryReasonOfTheWire(t *testing.T) {
 	}
 	if len(byReason) != len(pb.ErrorReason_name)-1 {
 		t.Errorf("%d sentinels for %d reasons", len(byReason), len(pb.ErrorReason_name)-1)
+	}
+}
+
+// TestClient_TellsSubmissionsAsTheyBeginAndEnd gives tasks the trace context that the hook sets, and
+// tells it how each submission ended.
+func TestClient_TellsSubmissionsAsTheyBeginAndEnd(t *testing.T) {
+	sent := make(chan string, 10)
+	tasks := &scriptedTasks{submitMany: func(
+		_ context.Context, asked *pb.SubmitManyRequest,
+	) (*pb.SubmitManyResponse, error) {
+		for _, task := range asked.GetTasks() {
+			sent <- task.GetTraceContext()["traceparent"]
+		}
+		return admitAll(asked), nil
+	}}
+	var told []string
+	hook := func(_ context.Context, submission *Submission) func(error) {
+		submission.TraceContext = map[string]string{"traceparent": "span"}
+		return func(err error) {
+			told = append(told, fmt.Sprintf("%s %v %t", submission.Operation, submission.TaskIDs, err != nil))
+		}
+	}
+	client := newTestClient(t, tasks, ClientOptions{OnSubmit: hook})
+	if _, err := client.Submit(within(t), TaskSpec{Kind: "four"}); err != nil {
+		t.Fatal(err)
+	}
+	own := map[string]string{"traceparent": "own"}
+	client.SubmitMany(within(t), []TaskSpec{{Kind: "a"}, {Kind: "bb", TraceContext: own}})
+	if _, err := client.SubmitBatch(within(t), []TaskSpec{{Kind: "a"}}); err == nil {
+		t.Error("a call that the server does not know has succeeded")
+	}
+	if got := []string{<-sent, <-sent, <-sent}; !slices.Equal(got, []string{"span", "span", "own"}) {
+		t.Errorf("tasks carried %q", got)
+	}
+	expected := []string{"submit [4] false", "submit_many [1 2] false", "submit_batch [] true"}
+	if !slices.Equal(told, expected) {
+		t.Errorf("the program was told %q", told)
+	}
+}
+
+// TestClient_AsksAStandbyAgainSoon however often it says that it does not lead, or not for long.
+func TestClient_AsksAStandbyAgainSoon(t *testing.T) {
+	client := newTestClient(t, &scriptedTasks{}, ClientOptions{})
+	bounds := Backoff{Initial: 100 * time.Millisecond, Maximum: 5 * time.Second}
+	for _, kind := range []error{ErrNotLeader, ErrStopping} {
+		series := client.caller.newDelays()
+		series.bounds = bounds
+		for range 100 {
+			if delay := series.next(failure(kind, "no")); delay > 200*time.Millisecond {
+				t.Fatalf("%v: waits %s", kind, delay)
+			}
+		}
+		var longest time.Duration
+		for range 100 {
+			longest = max(longest, series.next(failure(ErrUnavailable, "gone")))
+		}
+		if longest <= 200*time.Millisecond {
+			t.Errorf("a server in trouble is asked again after %s at most", longest)
+		}
 	}
 }

@@ -241,8 +241,8 @@ func (c *coalescer) send(sending *batch) {
 			}
 			break
 		}
-		c.try(sending)
-		if len(sending.members) > 0 && !c.caller.pause(context.Background(), series.next()) {
+		err := c.try(sending)
+		if len(sending.members) > 0 && !c.caller.pause(context.Background(), series.next(err)) {
 			break
 		}
 	}
@@ -252,13 +252,13 @@ func (c *coalescer) send(sending *batch) {
 	c.schedule()
 }
 
-// try sends once and leaves in the batch what has to be sent again.
-func (c *coalescer) try(sending *batch) {
+// try sends once, leaves in the batch what has to be sent again, and returns why.
+func (c *coalescer) try(sending *batch) error {
 	c.mu.Lock()
 	c.dropSettled(sending)
 	c.mu.Unlock()
 	if len(sending.members) == 0 {
-		return
+		return nil
 	}
 	ctx, cancel := context.WithDeadline(c.caller.life, lastDeadline(sending.members))
 	defer cancel()
@@ -269,11 +269,12 @@ func (c *coalescer) try(sending *batch) {
 	c.mu.Unlock()
 	switch {
 	case err == nil:
-		c.take(sending, answer)
+		return c.take(sending, answer)
 	case errors.Is(err, ErrUnsupported):
 		c.mu.Lock()
 		c.isOld, c.trouble = true, nil
 		c.mu.Unlock()
+		return nil
 	default:
 		sending.keep(func(index int) bool {
 			waiting := sending.members[index]
@@ -283,6 +284,7 @@ func (c *coalescer) try(sending *batch) {
 			c.settle(waiting, 0, false, err)
 			return false
 		})
+		return err
 	}
 }
 
@@ -296,8 +298,8 @@ func lastDeadline(members []*member) time.Time {
 	return last
 }
 
-// take gives each member its outcome and keeps those that have to be sent again.
-func (c *coalescer) take(sending *batch, answer *pb.SubmitManyResponse) {
+// take gives each member its outcome, keeps those that have to be sent again, and returns why one has.
+func (c *coalescer) take(sending *batch, answer *pb.SubmitManyResponse) (again error) {
 	outcomes := answer.GetOutcomes()
 	sending.keep(func(index int) bool {
 		waiting := sending.members[index]
@@ -315,11 +317,13 @@ func (c *coalescer) take(sending *batch, answer *pb.SubmitManyResponse) {
 			return false
 		}
 		if mayRepeat(err, waiting.isKeyed) {
+			again = err
 			return true
 		}
 		c.settle(waiting, 0, false, err)
 		return false
 	})
+	return again
 }
 
 // park has a task sent alone, by a call that waits for room.

@@ -201,7 +201,7 @@ func (w *sharedWaits) follow(stream *waitStream) {
 			return
 		}
 		if needsPause && w.stillOwed(stream) &&
-			!w.caller.pause(context.Background(), series.next()) {
+			!w.caller.pause(context.Background(), series.next(err)) {
 			return
 		}
 	}
@@ -348,7 +348,7 @@ func (w *sharedWaits) waitSingle(target uint64) {
 			w.settle(target, readResult(answer), nil)
 			w.mu.Unlock()
 		case errors.Is(err, ErrDeadline) || errors.Is(err, ErrUnavailable):
-			w.caller.pause(context.Background(), series.next())
+			w.caller.pause(context.Background(), series.next(err))
 		default:
 			w.fail([]uint64{target}, err)
 		}

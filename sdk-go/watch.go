@@ -75,7 +75,7 @@ func (w *watchReader) run(ctx context.Context) error {
 			return err
 		}
 		// A stream that ends without an error ends for its server's reasons: go on likewise.
-		w.caller.pause(ctx, series.next())
+		w.caller.pause(ctx, series.next(err))
 	}
 }
 

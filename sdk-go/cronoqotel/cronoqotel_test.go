@@ -2,6 +2,8 @@ package cronoqotel
 
 import (
 	"context"
+	"maps"
+	"strings"
 	"testing"
 
 	"go.opentelemetry.io/otel/codes"
@@ -57,5 +59,75 @@ func TestTracing_LinksAttemptsToTheirSubmitter(t *testing.T) {
 func TestCurrentTraceContext_IsEmptyOutsideOfAny(t *testing.T) {
 	if carried := CurrentTraceContext(t.Context()); len(carried) != 0 {
 		t.Errorf("carried %v", carried)
+	}
+}
+
+// span plays a submission to the hook and returns the span that it made.
+func span(
+	t *testing.T, submission *cronoq.Submission, ids []uint64, err error,
+) sdktrace.ReadOnlySpan {
+	t.Helper()
+	recorder := tracetest.NewSpanRecorder()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
+	ctx, caller := provider.Tracer("test").Start(t.Context(), "caller")
+	ended := Submitting(provider.Tracer("test"))(ctx, submission)
+	submission.TaskIDs = ids
+	ended(err)
+	made := recorder.Ended()[0]
+	if made.Parent().SpanID() != caller.SpanContext().SpanID() {
+		t.Errorf("the span is no child of the caller's")
+	}
+	if made.SpanKind() != trace.SpanKindProducer {
+		t.Errorf("the span is a %s", made.SpanKind())
+	}
+	carried := submission.TraceContext["traceparent"]
+	if !strings.Contains(carried, made.SpanContext().SpanID().String()) {
+		t.Errorf("tasks carry %q", carried)
+	}
+	return made
+}
+
+// attributes are those of a span, as texts.
+func attributes(of sdktrace.ReadOnlySpan) map[string]string {
+	told := map[string]string{}
+	for _, pair := range of.Attributes() {
+		told[string(pair.Key)] = pair.Value.Emit()
+	}
+	return told
+}
+
+// TestSubmitting_MakesASpanOfASubmission names pool and task, and tells how it failed.
+func TestSubmitting_MakesASpanOfASubmission(t *testing.T) {
+	one := &cronoq.Submission{Operation: "submit", Tasks: []cronoq.TaskSpec{{Kind: "a", Pool: "batch"}}}
+	good := span(t, one, []uint64{7}, nil)
+	expected := map[string]string{
+		"messaging.operation.name": "submit", "messaging.operation.type": "send",
+		"messaging.system": "cronoq", "messaging.destination.name": "batch",
+		"messaging.message.id": "7",
+	}
+	if told := attributes(good); good.Name() != "submit batch" || !maps.Equal(told, expected) {
+		t.Errorf("%s: %v", good.Name(), told)
+	}
+	bad := span(t, one, nil, &cronoq.Error{Reason: cronoq.ReasonQueueFull, Message: "full"})
+	if told := attributes(bad); bad.Status().Code != codes.Error || told["error.type"] != "queue_full" {
+		t.Errorf("%v: %v", bad.Status(), told)
+	}
+}
+
+// TestSubmitting_SharesASpanAmongTasksSubmittedTogether counts them, and links to what they bring.
+func TestSubmitting_SharesASpanAmongTasksSubmittedTogether(t *testing.T) {
+	own := map[string]string{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+	many := &cronoq.Submission{Operation: "submit_many", Tasks: []cronoq.TaskSpec{
+		{Kind: "a", Pool: "batch"}, {Kind: "b", TraceContext: own},
+	}}
+	made := span(t, many, []uint64{7, 0}, nil)
+	told := attributes(made)
+	if made.Name() != "submit_many" || told["messaging.batch.message_count"] != "2" ||
+		told["cronoq.refused_count"] != "1" {
+		t.Errorf("%s: %v", made.Name(), told)
+	}
+	links := made.Links()
+	if len(links) != 1 || links[0].SpanContext.SpanID().String() != "b7ad6b7169203331" {
+		t.Errorf("links are %v", links)
 	}
 }

@@ -10,7 +10,7 @@ import (
 // TestReadme_TracesAreAskedFor does what the README shows.
 func TestReadme_TracesAreAskedFor(t *testing.T) {
 	// docs: traces
-	clientOptions := cronoq.ClientOptions{TraceContext: cronoqotel.CurrentTraceContext}
+	clientOptions := cronoq.ClientOptions{OnSubmit: cronoqotel.Submitting(nil)}
 	workerOptions := cronoq.WorkerOptions{
 		Interceptors: []cronoq.Interceptor{cronoqotel.Tracing(nil)},
 	}

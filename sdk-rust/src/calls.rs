@@ -15,7 +15,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::chance::fraction;
-use crate::errors::{Error, ErrorKind, Result};
+use crate::errors::{Error, ErrorKind, ErrorReason, Result};
 use crate::options::{Backoff, ClientOptions, ConnectOptions};
 use crate::reconnect::jittered;
 use crate::transport::{Connection, Live, call_error, is_broken_connection, request_of};
@@ -63,6 +63,10 @@ pub(crate) mod clients {
 
 pub(crate) type Answered<A> = BoxFuture<'static, Result<Response<A>, Status>>;
 
+/// As if so many calls had failed in a row, at most, when the answer was that somebody else leads or
+/// will: where nothing was executed nothing is overloaded, and the leader is one connection away.
+const NOT_LEADER_FAILURES: u32 = 1;
+
 /// The delays of one row of failures: full jitter, growing to a bound.
 pub(crate) struct Delays {
     bounds: Backoff,
@@ -74,7 +78,12 @@ impl Delays {
         Self { bounds: options.backoff, failures: 0 }
     }
 
-    pub(crate) fn next(&mut self) -> Duration {
+    /// The next delay, after a call that failed with this if it did.
+    pub(crate) fn next(&mut self, error: Option<&Error>) -> Duration {
+        let reason = error.and_then(Error::reason);
+        if reason.is_some_and(ErrorReason::says_not_executed) {
+            self.failures = self.failures.min(NOT_LEADER_FAILURES);
+        }
         let Backoff { initial, maximum } = self.bounds;
         let delay = jittered(initial, maximum, self.failures, fraction());
         self.failures = self.failures.saturating_add(1);
@@ -156,7 +165,7 @@ impl Caller {
             }
             trouble = Some(error);
             // Near its end the delays shrink, so that the deadline is used up.
-            let pause = delays.next().min(left / 2);
+            let pause = delays.next(trouble.as_ref()).min(left / 2);
             let sleep = async {
                 tokio::time::sleep(pause).await;
                 Ok(())

@@ -14,7 +14,7 @@ use crate::calls::{Answered, Caller, FOREVER, rpc};
 use crate::coalesce::Coalescer;
 use crate::convert::{missing, read_detail, read_info, write_filter, write_ref, write_spec};
 use crate::errors::{Error, ErrorKind, ErrorReason, Result, TaskFailure};
-use crate::options::ClientOptions;
+use crate::options::{ClientOptions, OnSubmitted, Submission};
 use crate::payload;
 use crate::proto;
 use crate::spec::{BulkAction, TaskFilter, TaskRef, TaskSpec, TaskStatus};
@@ -100,6 +100,19 @@ impl TaskHandle {
     }
 }
 
+/// A submission that the program's hook was told of.
+struct Watched {
+    submission: Submission,
+    ended: OnSubmitted,
+}
+
+impl Watched {
+    fn end(mut self, ids: Vec<u64>, error: Option<&Error>) {
+        self.submission.task_ids = ids;
+        (self.ended)(&self.submission, error);
+    }
+}
+
 /// Bounds of one bulk call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BulkOptions {
@@ -156,17 +169,42 @@ impl Client {
     /// Submits one task and returns once it is acknowledged durably; concurrent submits share
     /// requests. [`ErrorKind::Unavailable`] without a key means that the outcome may be unknown.
     pub async fn submit(&self, task: TaskSpec) -> Result<TaskHandle> {
-        let task = self.traced(task);
+        let watched = self.watched("submit", || vec![task.clone()]);
+        let outcome = self.submit_one(self.traced(task, watched.as_ref())).await;
+        if let Some(watched) = watched {
+            let ids = outcome.iter().map(TaskHandle::id).collect();
+            watched.end(ids, outcome.as_ref().err());
+        }
+        outcome
+    }
+
+    async fn submit_one(&self, task: TaskSpec) -> Result<TaskHandle> {
         let mut waiting = self.submits.enqueue(&task, self.ends_at())?;
         let admitted = waiting.admitted().await?;
         Ok(self.handle(task.key, admitted))
     }
 
-    /// The task with the present trace context, if it names none and the program wants it.
-    fn traced(&self, mut task: TaskSpec) -> TaskSpec {
-        if let Some(ask) = &self.caller.options.trace_context
-            && task.trace_context.is_empty()
-        {
+    /// Tells the program's hook, if there is one, that a submission begins.
+    fn watched(
+        &self,
+        operation: &'static str,
+        tasks: impl FnOnce() -> Vec<TaskSpec>,
+    ) -> Option<Watched> {
+        let hook = self.caller.options.on_submit.as_ref()?;
+        let mut submission = Submission { operation, tasks: tasks(), ..Submission::default() };
+        let ended = hook(&mut submission);
+        Some(Watched { submission, ended })
+    }
+
+    /// The task with the trace context of its submission, or else the present one, if it names none
+    /// and the program wants it.
+    fn traced(&self, mut task: TaskSpec, watched: Option<&Watched>) -> TaskSpec {
+        if !task.trace_context.is_empty() {
+            return task;
+        }
+        if let Some(context) = watched.and_then(|one| one.submission.trace_context.as_ref()) {
+            task.trace_context.clone_from(context);
+        } else if let Some(ask) = &self.caller.options.trace_context {
             task.trace_context = ask();
         }
         task
@@ -183,10 +221,14 @@ impl Client {
         tasks: impl IntoIterator<Item = TaskSpec>,
     ) -> Vec<Result<TaskHandle>> {
         let ends_at = self.ends_at();
+        let mut watched = self.watched("submit_many", Vec::new);
         let mut outcomes: Vec<Result<TaskHandle>> = Vec::new();
         let mut waiting = std::collections::VecDeque::new();
         for task in tasks {
-            let task = self.traced(task);
+            if let Some(watched) = &mut watched {
+                watched.submission.tasks.push(task.clone());
+            }
+            let task = self.traced(task, watched.as_ref());
             waiting.push_back(self.submits.enqueue(&task, ends_at).map(|place| (task.key, place)));
             // Requests leave in order, so the oldest open task tells when there is room.
             while self.submits.has_backlog()
@@ -197,6 +239,10 @@ impl Client {
         }
         for place in waiting {
             outcomes.push(self.admitted(place).await);
+        }
+        if let Some(watched) = watched {
+            let ids = outcomes.iter().map(|told| told.as_ref().map_or(0, TaskHandle::id)).collect();
+            watched.end(ids, None);
         }
         outcomes
     }
@@ -216,8 +262,19 @@ impl Client {
         &self,
         tasks: impl IntoIterator<Item = TaskSpec>,
     ) -> Result<Vec<TaskHandle>> {
+        let tasks: Vec<TaskSpec> = tasks.into_iter().collect();
+        let watched = self.watched("submit_batch", || tasks.clone());
+        let traced = tasks.into_iter().map(|task| self.traced(task, watched.as_ref())).collect();
+        let outcome = self.submit_all(traced).await;
+        if let Some(watched) = watched {
+            let ids = outcome.iter().flatten().map(TaskHandle::id).collect();
+            watched.end(ids, outcome.as_ref().err());
+        }
+        outcome
+    }
+
+    async fn submit_all(&self, tasks: Vec<TaskSpec>) -> Result<Vec<TaskHandle>> {
         let codec = self.caller.options.codec.as_ref();
-        let tasks: Vec<TaskSpec> = tasks.into_iter().map(|task| self.traced(task)).collect();
         let written = tasks.iter().map(|task| write_spec(task, codec)).collect::<Result<_>>()?;
         // With a key on each, a repetition finds the tasks of the first try.
         let are_keyed = tasks.iter().all(|task| !task.key.is_empty());

@@ -84,6 +84,53 @@ async fn tasks_carry_the_trace_context() {
     assert_eq!(told, ["present", "own"]);
 }
 
+/// A program is told as a submission begins, when it can give its tasks a trace context, and as it
+/// ends, however it does.
+#[tokio::test]
+async fn submissions_are_told_as_they_begin_and_end() {
+    let server = ScriptedServer::start().await;
+    server.reply("submit_many", Ok(admitted([1, 2])));
+    let refusal = Status::new(Code::InvalidArgument, "no");
+    server.reply::<proto::SubmitBatchResponse>("submit_batch", Err(refusal));
+    let heard = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let ears = std::sync::Arc::clone(&heard);
+    let hook: crate::OnSubmit = std::sync::Arc::new(move |submission| {
+        submission.trace_context = Some([("traceparent".to_owned(), "span".to_owned())].into());
+        let ears = std::sync::Arc::clone(&ears);
+        Box::new(move |ended, error| {
+            let told = (ended.operation, ended.tasks.len(), ended.task_ids.clone());
+            ears.lock().unwrap().push((told, error.map(Error::kind)));
+        })
+    });
+    let client = Client::new(ClientOptions { on_submit: Some(hook), ..options(&server) }).unwrap();
+    let own = [("traceparent".to_owned(), "own".to_owned())].into();
+    let tasks = [TaskSpec::of("a"), TaskSpec { trace_context: own, ..TaskSpec::of("b") }];
+    soon(client.submit_many(tasks.clone())).await;
+    soon(client.submit_batch(tasks)).await.unwrap_err();
+    let sent = server.requests::<proto::SubmitManyRequest>("submit_many").remove(0).tasks;
+    let told: Vec<&str> =
+        sent.iter().map(|task| task.trace_context["traceparent"].as_str()).collect();
+    assert_eq!(told, ["span", "own"]);
+    let refused = Some(ErrorKind::InvalidRequest);
+    assert_eq!(
+        *heard.lock().unwrap(),
+        [(("submit_many", 2, vec![1, 2]), None), (("submit_batch", 2, vec![]), refused)]
+    );
+}
+
+/// However often a server says that it does not lead, or not for long, it is asked again soon.
+#[test]
+fn a_standby_is_asked_again_soon() {
+    for reason in [ErrorReason::NotLeader, ErrorReason::Stopping] {
+        let mut delays = crate::calls::Delays::new(&ClientOptions::default());
+        let error = Error::of(reason, "no");
+        let longest = (0..100).map(|_| delays.next(Some(&error))).max();
+        assert!(longest.unwrap() <= Duration::from_millis(200));
+        let longest = (0..100).map(|_| delays.next(None)).max();
+        assert!(longest.unwrap() > Duration::from_millis(200));
+    }
+}
+
 /// Requests are bounded by count and by half a message.
 #[tokio::test]
 async fn requests_are_split_by_count_and_size() {

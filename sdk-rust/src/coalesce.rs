@@ -232,7 +232,8 @@ impl Lane {
                 return;
             }
             if !is_unsupported {
-                tokio::time::sleep(delays.next()).await;
+                let trouble = self.state().trouble.clone();
+                tokio::time::sleep(delays.next(trouble.as_ref())).await;
             }
         }
     }
@@ -295,6 +296,7 @@ impl Lane {
                         self.park(member, task);
                     } else if may_repeat(&error, member.is_keyed) {
                         again.push((member, task));
+                        self.state().trouble = Some(error);
                     } else {
                         member.settle(Err(error));
                     }

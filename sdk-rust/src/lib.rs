@@ -83,8 +83,8 @@ pub use client::{BulkOptions, Client, TaskHandle};
 pub use errors::{Error, ErrorKind, ErrorReason, Result, TaskFailure};
 pub use handlers::{Interceptor, Next};
 pub use options::{
-    Backoff, ClientOptions, Keepalive, OnAbort, OnConnect, OnDisconnect, OnRedirect, TlsOptions,
-    TraceContext, WorkerOptions,
+    Backoff, ClientOptions, Keepalive, OnAbort, OnConnect, OnDisconnect, OnRedirect, OnSubmit,
+    OnSubmitted, Submission, TlsOptions, TraceContext, WorkerOptions,
 };
 pub use payload::{
     Codec, Encoded, JsonCodec, MsgpackCodec, Payload, ReadTyped, Slot, Transform,

@@ -14,6 +14,7 @@ use crate::endpoint::{Endpoint, parse_configured};
 use crate::errors::{Error, ErrorKind, Result};
 use crate::handlers::Interceptor;
 use crate::payload::{Codec, JsonCodec};
+use crate::spec::TaskSpec;
 
 pub(crate) const KEEPALIVE_INTERVAL_MIN: Duration = Duration::from_secs(10);
 /// Bytes of a message that are kept free around one payload or output.
@@ -64,6 +65,26 @@ impl Default for Keepalive {
 /// Tells the W3C trace context of what runs now; `otel::current_trace_context` is one.
 pub type TraceContext = Arc<dyn Fn() -> BTreeMap<String, String> + Send + Sync>;
 
+/// One call that submits tasks, as [`ClientOptions::on_submit`] sees it.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Submission {
+    /// `submit`, `submit_many` or `submit_batch`.
+    pub operation: &'static str,
+    /// The tasks; of `submit_many` those that were taken so far, all at its end.
+    pub tasks: Vec<TaskSpec>,
+    /// Goes with each task that names none; set it as the submission begins.
+    pub trace_context: Option<BTreeMap<String, String>>,
+    /// Once it has ended without an error, the id of each task; 0 where it was refused.
+    pub task_ids: Vec<u64>,
+}
+
+/// Called as a submission begins; what it returns is called as it ends, and dropped uncalled if the
+/// caller gives up before. `otel::submitting()` is one.
+pub type OnSubmit = Arc<dyn Fn(&mut Submission) -> OnSubmitted + Send + Sync>;
+/// Called as a submission ends, with the error if it failed.
+pub type OnSubmitted = Box<dyn FnOnce(&Submission, Option<&Error>) + Send>;
+
 /// Options of a [`Client`](crate::Client).
 #[derive(Clone)]
 pub struct ClientOptions {
@@ -91,6 +112,8 @@ pub struct ClientOptions {
     pub max_tasks_per_batch: usize,
     /// Asked for the trace context of each task that names none.
     pub trace_context: Option<TraceContext>,
+    /// Called as a submission begins and as it ends.
+    pub on_submit: Option<OnSubmit>,
 }
 
 impl Default for ClientOptions {
@@ -108,6 +131,7 @@ impl Default for ClientOptions {
             max_wait: Duration::from_secs(60),
             max_tasks_per_batch: 1000,
             trace_context: None,
+            on_submit: None,
         }
     }
 }

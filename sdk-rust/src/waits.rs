@@ -194,6 +194,7 @@ impl SharedWaits {
             if owed.is_empty() {
                 return;
             }
+            let mut trouble = None;
             let needs_pause = match self.read(number, owed, &mut delays).await {
                 Ok(needs_pause) => needs_pause,
                 Err(error) if error.is_unsupported() => {
@@ -201,7 +202,10 @@ impl SharedWaits {
                     self.wait_singly(self.still_owed(number).into_iter().collect());
                     return;
                 }
-                Err(error) if error.is_unavailable() || error.is_deadline() => true,
+                Err(error) if error.is_unavailable() || error.is_deadline() => {
+                    trouble = Some(error);
+                    true
+                }
                 Err(error) => {
                     let owed = self.still_owed(number);
                     let mut state = self.state();
@@ -212,7 +216,7 @@ impl SharedWaits {
                 }
             };
             if needs_pause {
-                tokio::time::sleep(delays.next()).await;
+                tokio::time::sleep(delays.next(trouble.as_ref())).await;
             }
         }
     }
@@ -311,7 +315,7 @@ impl SharedWaits {
             match call.await {
                 Ok(answer) => self.state().settle(target, &read_result(answer)),
                 Err(error) if error.is_deadline() || error.is_unavailable() => {
-                    tokio::time::sleep(delays.next()).await;
+                    tokio::time::sleep(delays.next(Some(&error))).await;
                 }
                 Err(error) => self.state().settle(target, &Err(error)),
             }

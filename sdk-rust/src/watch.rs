@@ -131,7 +131,7 @@ impl Watching {
                     self.is_over = true;
                     return Some((Err(error), self));
                 }
-                tokio::time::sleep(self.delays.next()).await;
+                tokio::time::sleep(self.delays.next(Some(&error))).await;
             }
         }
     }

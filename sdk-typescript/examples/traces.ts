@@ -2,9 +2,9 @@
 
 import { Client, Worker } from "cronoq";
 // docs: traces
-import { currentTraceContext, tracing } from "cronoq/opentelemetry";
+import { submitting, tracing } from "cronoq/opentelemetry";
 
-const client = new Client({ traceContext: currentTraceContext });
+const client = new Client({ onSubmit: submitting() });
 const worker = new Worker({ interceptors: [tracing()] });
 // docs: end
 

@@ -22,7 +22,7 @@ const LAST_TRY_MS = 10;
 const DOUBLINGS_MAX = 64;
 // As if so many calls had failed in a row, at most, when the answer was that somebody else leads or
 // will: where nothing was executed nothing is overloaded, and the leader is one connection away.
-const NOT_LEADER_FAILURES = 2;
+const NOT_LEADER_FAILURES = 1;
 
 /** The delays of one row of failures: full jitter, growing to a bound. */
 export class BackoffSeries {

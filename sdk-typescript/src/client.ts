@@ -26,7 +26,7 @@ import {
   WaitTimeoutError,
 } from "./errors.js";
 import { BulkAction as WireAction, TasksService } from "./gen/cronoq/v1/tasks.js";
-import { type ClientOptions, clientSettings } from "./options.js";
+import { type ClientOptions, clientSettings, type Submission } from "./options.js";
 import { TaskPages } from "./pages.js";
 import { decodeWith, type Parser } from "./payload.js";
 import {
@@ -189,12 +189,42 @@ export class Client extends AdminCalls implements AsyncDisposable {
   ): Promise<TaskHandle> {
     const isKind = typeof task === "string";
     const options = isKind ? third : ((second ?? {}) as CallOptions);
-    const spec = this.#traced(isKind ? { ...third, kind: task, payload: second } : task);
+    const spec = isKind ? { ...third, kind: task, payload: second } : task;
+    if (this.caller.settings.onSubmit === undefined) {
+      return await this.#submit(this.#traced(spec), options);
+    }
+    return await this.#watched("submit", [spec], async (submission) => {
+      const handle = await this.#submit(this.#traced(spec, submission), options);
+      submission.taskIds = [handle.id];
+      return handle;
+    });
+  }
+
+  async #submit(spec: TaskSpec, options: CallOptions): Promise<TaskHandle> {
     const { signal } = options;
     signal?.throwIfAborted();
     const member = this.#submits.enqueue(spec, this.endsAt(options.callDeadlineMs));
     const admitted = await this.#settled(member, signal);
     return new TaskHandle(this, admitted.id, spec.key ?? "", admitted.duplicate);
+  }
+
+  /** Tells the program's hook, if there is one, when a submission begins and how it ends. */
+  async #watched<T>(
+    operation: Submission["operation"],
+    tasks: readonly TaskSpec[],
+    submit: (submission: Submission) => Promise<T>,
+  ): Promise<T> {
+    const submission: Submission = { operation, tasks, taskIds: [] };
+    const ended = this.caller.settings.onSubmit?.(submission);
+    let outcome: T;
+    try {
+      outcome = await submit(submission);
+    } catch (error) {
+      ended?.(error);
+      throw error;
+    }
+    ended?.();
+    return outcome;
   }
 
   async #settled(member: Member, signal: AbortSignal | undefined): Promise<Admitted> {
@@ -212,11 +242,12 @@ export class Client extends AdminCalls implements AsyncDisposable {
     }
   }
 
-  #traced(spec: TaskSpec): TaskSpec {
-    const { traceContext } = this.caller.settings;
-    return traceContext === undefined || spec.traceContext !== undefined
-      ? spec
-      : { ...spec, traceContext: traceContext() };
+  #traced(spec: TaskSpec, submission?: Submission): TaskSpec {
+    if (spec.traceContext !== undefined) {
+      return spec;
+    }
+    const traceContext = submission?.traceContext ?? this.caller.settings.traceContext?.();
+    return traceContext === undefined ? spec : { ...spec, traceContext };
   }
 
   /**
@@ -228,6 +259,21 @@ export class Client extends AdminCalls implements AsyncDisposable {
     tasks: Iterable<TaskSpec>,
     options: CallOptions = {},
   ): Promise<(TaskHandle | CronoqError)[]> {
+    const taken: TaskSpec[] = [];
+    return await this.#watched("submit_many", taken, async (submission) => {
+      const told = await this.#submitEach(tasks, taken, submission, options);
+      submission.taskIds = told.map((one) => (one instanceof CronoqError ? 0n : one.id));
+      return told;
+    });
+  }
+
+  async #submitEach(
+    tasks: Iterable<TaskSpec>,
+    taken: TaskSpec[],
+    submission: Submission,
+    options: CallOptions,
+  ): Promise<(TaskHandle | CronoqError)[]> {
+    const isWatched = this.caller.settings.onSubmit !== undefined;
     const endsAt = this.endsAt(options.callDeadlineMs);
     const { signal } = options;
     const places: { readonly key: string; readonly place: Member | CronoqError }[] = [];
@@ -242,7 +288,11 @@ export class Client extends AdminCalls implements AsyncDisposable {
     try {
       for (const task of tasks) {
         signal?.throwIfAborted();
-        places.push({ key: task.key ?? "", place: this.#enqueued(this.#traced(task), endsAt) });
+        if (isWatched) {
+          taken.push(task);
+        }
+        const traced = this.#traced(task, submission);
+        places.push({ key: task.key ?? "", place: this.#enqueued(traced, endsAt) });
         while (this.#submits.queued > FILL_AHEAD) {
           await this.#submits.room();
         }
@@ -284,8 +334,22 @@ export class Client extends AdminCalls implements AsyncDisposable {
    * on each other's keys in any order.
    */
   async submitBatch(tasks: readonly TaskSpec[], options: CallOptions = {}): Promise<TaskHandle[]> {
+    return await this.#watched("submit_batch", tasks, async (submission) => {
+      const handles = await this.#submitBatch(tasks, submission, options);
+      submission.taskIds = handles.map((handle) => handle.id);
+      return handles;
+    });
+  }
+
+  async #submitBatch(
+    tasks: readonly TaskSpec[],
+    submission: Submission,
+    options: CallOptions,
+  ): Promise<TaskHandle[]> {
     const { codec } = this.caller.settings;
-    const request = { tasks: tasks.map((task) => writeSpec(this.#traced(task), codec)) };
+    const request = {
+      tasks: tasks.map((task) => writeSpec(this.#traced(task, submission), codec)),
+    };
     // With a key on each, a repetition finds the tasks of the first try.
     const isKeyed = tasks.every((task) => task.key !== undefined && task.key !== "");
     const response = await this.call(TasksService.submitBatch, request, options, isKeyed);

@@ -58,6 +58,8 @@ export type {
   ClientOptions,
   ConnectOptions,
   Keepalive,
+  OnSubmit,
+  Submission,
   TlsOptions,
   WorkerOptions,
 } from "./options.js";

@@ -11,6 +11,7 @@ import type { Attempt, Interceptor } from "./attempt.js";
 import { type Endpoint, parseConfigured } from "./endpoint.js";
 import { CONSOLE, type Logger } from "./logger.js";
 import { type Codec, JsonCodec } from "./payload.js";
+import type { TaskSpec } from "./spec.js";
 
 export const KEEPALIVE_MIN_MS = 10_000;
 /** Bytes of a message that are kept free around one payload or output. */
@@ -96,7 +97,23 @@ export interface ClientOptions extends ConnectOptions {
   readonly maxTasksPerBatch?: number | undefined;
   /** Gives the trace context of tasks that are submitted without one. */
   readonly traceContext?: (() => Readonly<Record<string, string>>) | undefined;
+  /** Called as a submission begins and, what it returns, as it ends. */
+  readonly onSubmit?: OnSubmit | undefined;
 }
+
+/** One call that submits tasks, as `ClientOptions.onSubmit` sees it. */
+export interface Submission {
+  readonly operation: "submit" | "submit_batch" | "submit_many";
+  /** The tasks; of `submitMany` those that were taken so far, all at its end. */
+  readonly tasks: readonly TaskSpec[];
+  /** Goes with each task that names none; set it as the submission begins. */
+  traceContext?: Readonly<Record<string, string>> | undefined;
+  /** Once it has ended, the id of each task; 0 where it was refused. */
+  taskIds: readonly bigint[];
+}
+
+/** Called as a submission begins; what it returns is called as it ends, with what was thrown. */
+export type OnSubmit = (submission: Submission) => (error?: unknown) => void;
 
 /** Options of a `Worker`. */
 export interface WorkerOptions extends ConnectOptions {
@@ -148,6 +165,7 @@ export interface ClientSettings extends ConnectSettings {
   readonly maxWaitMs: number;
   readonly maxTasksPerBatch: number;
   readonly traceContext: (() => Readonly<Record<string, string>>) | undefined;
+  readonly onSubmit: OnSubmit | undefined;
 }
 
 /** A worker's options, with defaults filled in and checked. */
@@ -180,6 +198,7 @@ export function clientSettings(options: ClientOptions): ClientSettings {
       options.maxTasksPerBatch ?? CLIENT_DEFAULTS.maxTasksPerBatch,
     ),
     traceContext: options.traceContext,
+    onSubmit: options.onSubmit,
   };
 }
 

@@ -36,8 +36,8 @@ const UNLIMITED = -1;
 // Room for answers on their way; the default of 64 KiB would make every large one wait.
 const FLOW_CONTROL_WINDOW = 1024 * 1024;
 // A connection is this old before a client leaves it because nobody leads there: so it makes at
-// most four in a second while nobody leads anywhere.
-const LEAVE_AFTER_MS = 250;
+// most ten in a second while nobody leads anywhere.
+const LEAVE_AFTER_MS = 100;
 // Longer times than this overflow a timer.
 const TIMER_MAX_MS = 2 ** 31 - 1;
 

@@ -27,7 +27,7 @@ import {
   Client,
   type ClientOptions,
   ClosedError,
-  type CronoqError,
+  CronoqError,
   CursorUnknownError,
   DeadlineError,
   InvalidFieldError,
@@ -251,7 +251,7 @@ describe("submits", () => {
 
   it("that never reached a server say why", async () => {
     server.stop();
-    const call = client.submit("a", 1, { callDeadlineMs: 100 });
+    const call = client.submit("a", 1, { callDeadlineMs: 2000 });
     await soon(
       assert.rejects(call, (error) => {
         assert.ok(error instanceof UnavailableError);
@@ -450,6 +450,30 @@ describe("what is said about a task", () => {
     client = clientOf({ traceContext: () => ({ traceparent: "now" }) });
     assert.deepEqual([...(await sent({ kind: "k" })).traceContext], [["traceparent", "now"]]);
     assert.deepEqual([...(await sent({ traceContext: {} })).traceContext], []);
+  });
+
+  it("has the trace context that the hook sets, which is told how each submission ends", async () => {
+    client.close();
+    const told: unknown[][] = [];
+    client = clientOf({
+      onSubmit: (submission) => {
+        submission.traceContext = { traceparent: "span" };
+        return (error) => {
+          const { operation, taskIds, tasks } = submission;
+          told.push([operation, tasks.length, taskIds.length, error instanceof CronoqError]);
+        };
+      },
+    });
+    assert.deepEqual([...(await sent({ kind: "k" })).traceContext], [["traceparent", "span"]]);
+    assert.deepEqual([...(await sent({ traceContext: {} })).traceContext], []);
+    await client.submitMany([{ kind: "a" }, { kind: "b" }]);
+    await assert.rejects(client.submitBatch([{ kind: "a" }]));
+    assert.deepEqual(told, [
+      ["submit", 1, 1, false],
+      ["submit", 1, 1, false],
+      ["submit_many", 2, 2, false],
+      ["submit_batch", 1, 0, true],
+    ]);
   });
 });
 

@@ -9,7 +9,9 @@ import {
   type Context,
   propagation,
   type Span,
+  SpanKind,
   type SpanOptions,
+  SpanStatusCode,
   trace,
   type Tracer,
 } from "@opentelemetry/api";
@@ -21,6 +23,8 @@ import {
   BYTES,
   Cancel,
   type Codec,
+  CronoqError,
+  ErrorReason,
   type HandlerFunction,
   JsonCodec,
   MsgpackCodec,
@@ -28,12 +32,14 @@ import {
   Permanent,
   Reject,
   Retryable,
+  type Submission,
+  type TaskSpec,
   type Transform,
   TransformingCodec,
   VERSION,
   ZlibTransform,
 } from "../src/index.js";
-import { currentTraceContext, tracing } from "../src/opentelemetry.js";
+import { currentTraceContext, submitting, tracing } from "../src/opentelemetry.js";
 import { runHandler } from "../src/testing.js";
 import { threadHandler } from "../src/thread.js";
 import { Fact, soon } from "./scripted-server.js";
@@ -364,6 +370,82 @@ describe("traces", () => {
     assert.equal(options?.attributes?.["cronoq.kind"], "k");
     assert.deepEqual(currentTraceContext(), { traceparent: "" });
     assert.equal(trace.getSpanContext(context.active()), undefined);
+    propagation.disable();
+  });
+
+  it("have a span of each submission, which its tasks carry", () => {
+    const own = { traceId: "0".repeat(31) + "1", spanId: "0".repeat(15) + "2", traceFlags: 1 };
+    const made = { traceId: "0".repeat(31) + "3", spanId: "0".repeat(15) + "4", traceFlags: 1 };
+    propagation.setGlobalPropagator({
+      fields: () => ["traceparent"],
+      inject: (active, carrier: Record<string, string>) => {
+        carrier["traceparent"] = trace.getSpanContext(active)?.spanId ?? "";
+      },
+      extract: (from) => trace.setSpanContext(from, own),
+    });
+    const spans: { name: string; options: SpanOptions; heard: unknown[][] }[] = [];
+    const tracer = {
+      startSpan: (name: string, options: SpanOptions) => {
+        const heard: unknown[][] = [];
+        spans.push({ name, options, heard });
+        return new Proxy({} as Span, {
+          get: (_target, method) =>
+            method === "spanContext"
+              ? () => made
+              : (...given: unknown[]) => heard.push([String(method), ...given]),
+        });
+      },
+    } as unknown as Tracer;
+    const begin = submitting({ tracer });
+    const submit = (
+      operation: Submission["operation"],
+      tasks: readonly TaskSpec[],
+      taskIds: readonly bigint[],
+      error?: unknown,
+    ): Submission => {
+      const submission: Submission = { operation, tasks, taskIds: [] };
+      const ended = begin(submission);
+      submission.taskIds = taskIds;
+      ended(error);
+      return submission;
+    };
+    const one = submit("submit", [{ kind: "a", pool: "batch" }], [7n]);
+    assert.deepEqual(one.traceContext, { traceparent: made.spanId });
+    submit("submit_many", [{ kind: "a" }, { kind: "b", traceContext: {} }], [7n, 0n]);
+    const error = new CronoqError("full", { reason: ErrorReason.QUEUE_FULL });
+    submit("submit_batch", [], [], error);
+    const options = spans[0]?.options;
+    assert.equal(options?.kind, SpanKind.PRODUCER);
+    assert.deepEqual(options.attributes, {
+      "messaging.operation.name": "submit",
+      "messaging.operation.type": "send",
+      "messaging.system": "cronoq",
+    });
+    assert.deepEqual(
+      spans.map(({ heard }) => heard),
+      [
+        [
+          ["setAttribute", "messaging.destination.name", "batch"],
+          ["updateName", "submit batch"],
+          ["setAttribute", "messaging.message.id", "7"],
+          ["end"],
+        ],
+        [
+          ["setAttribute", "messaging.batch.message_count", 2],
+          ["setAttribute", "cronoq.refused_count", 1],
+          ["addLink", { context: own }],
+          ["end"],
+        ],
+        [
+          ["setAttribute", "messaging.batch.message_count", 0],
+          ["setAttribute", "cronoq.refused_count", 0],
+          ["recordException", error],
+          ["setStatus", { code: SpanStatusCode.ERROR, message: "full" }],
+          ["setAttribute", "error.type", "queue_full"],
+          ["end"],
+        ],
+      ],
+    );
     propagation.disable();
   });
 });
