@@ -26,8 +26,10 @@ from cronoq_server.engine import lifecycle
 from cronoq_server.engine.model import Status
 from tools import (
     doc_blocks,
+    grpc_reference,
     http_reference,
     outcome_tables,
+    pictures,
     regression_marks,
     routing_table,
     security_page,
@@ -79,10 +81,7 @@ def task_lifecycle() -> str:
             "Drawn from the table in `server/src/cronoq_server/engine/lifecycle.py`, which every",
             "change of a status passes. A change that is not in it cannot happen.",
             "",
-            "<!-- illustration: drawn from the table, as this whole page is -->",
-            "```mermaid",
-            lifecycle.mermaid(),
-            "```",
+            "![The statuses of a task, and how they follow](../pictures/lifecycle.svg)",
             "",
             f"Terminal: {', '.join(terminal)}.",
             "",
@@ -408,12 +407,14 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/cli.md": command_line,
     "docs/reference/configuration.md": configuration,
     "docs/reference/errors.md": errors,
+    "docs/reference/grpc.md": lambda: grpc_reference.page(MARK),
     "docs/reference/http-api.md": lambda: http_reference.page(MARK),
     "docs/reference/metrics.md": metrics,
     "docs/spec/outcomes.md": outcomes,
     "docs/spec/regressions.md": regressions,
     "docs/spec/routing.md": routing,
     "docs/spec/task-lifecycle.md": task_lifecycle,
+    **pictures.PICTURES,
 }
 
 

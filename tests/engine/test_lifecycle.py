@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cronoq_server.engine import draft, lifecycle
+from cronoq_server.engine import draft
 from cronoq_server.engine.events import CancelledByWorker, WorkerJoined
 from cronoq_server.engine.lifecycle import TRANSITIONS, Cause, InvariantError, next_status
 from cronoq_server.engine.model import (
@@ -279,13 +279,6 @@ def test_terminal_statuses_are_not_left() -> None:
     """EN-09: only a redrive leaves a terminal status, and it leaves by rows of its own."""
     left = {before for before, cause in TRANSITIONS if before and before >= Status.SUCCEEDED}
     assert not left
-
-
-def test_drawing_has_every_row_once() -> None:
-    """The chart for people is the table, line by line."""
-    lines = lifecycle.mermaid().splitlines()
-    arrows = [line for line in lines if "-->" in line and "--> [*]" not in line]
-    assert len(arrows) == len(set(arrows)) == len(TRANSITIONS)
 
 
 def test_event_of_an_unknown_type_is_a_bug() -> None:

@@ -34,8 +34,8 @@ FOREIGN_WORDS = {
     "slave": "standby",
     "visibility timeout": "lease",
 }
-# The glossary gives the words of other systems as hints.
-MAY_SAY_FOREIGN_WORDS = {"docs/glossary.md"}
+# These pages speak of other systems, and give their words as hints.
+MAY_SAY_FOREIGN_WORDS = {"docs/comparison.md", "docs/glossary.md", "docs/guide/migrating.md"}
 
 
 def name_of(path: Path) -> str:

@@ -93,15 +93,3 @@ def next_status(status: int, cause: int) -> Status:
     if following is None:
         raise InvariantError(f"no transition from {status} by {Cause(cause).name}")
     return following
-
-
-def mermaid() -> str:
-    """The table as a Mermaid state diagram, for the docs."""
-    lines = ["stateDiagram-v2"]
-    for (status, cause), following in sorted(
-        TRANSITIONS.items(), key=lambda row: (row[0][0] or 0, row[0][1])
-    ):
-        source = status.name.lower() if status else "[*]"
-        lines.append(f"    {source} --> {following.name.lower()}: {cause.name.lower()}")
-    lines += [f"    {s.name.lower()} --> [*]" for s in Status if s >= Status.SUCCEEDED]
-    return "\n".join(lines)
