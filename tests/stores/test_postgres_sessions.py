@@ -127,6 +127,25 @@ async def test_a_silent_lock_session_ends_the_term(place: PostgresPlace, cluster
             await leadership.check()
 
 
+@pytest.mark.regression("R1")
+async def test_all_who_ask_over_a_dead_lock_session_hear_that_the_term_is_over(
+    place: PostgresPlace, cluster: Cluster
+) -> None:
+    """Several ask at once: whoever waited while another found the session dead is told the same."""
+    async with Proxy(cluster.port) as proxy:
+        url = cluster.tcp_url.replace(str(cluster.port), str(proxy.port))
+        store = place.open_with(lock_url=url, keepalive=0, session_timeout=SECOND)
+        leadership = await lead(store)
+        proxy.hold_answers()
+        asking = [leadership.check() for _ in range(5)]
+        told = await asyncio.gather(*asking, return_exceptions=True)
+        assert [type(each) for each in told] == [Fenced] * 5
+        proxy.let_go()
+        again = await lead_soon(store)
+        assert again.epoch == leadership.epoch + 1
+        await again.check()
+
+
 def strange_pid(received: bytes) -> bytes:
     """What a pooler does: it names a session of its own in place of the server's."""
     at = received.find(b"K\x00\x00\x00\x0c")

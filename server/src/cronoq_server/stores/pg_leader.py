@@ -103,23 +103,30 @@ class LockSession:
             raise
 
     async def _ask(self, question: str, *arguments: object) -> bool:
+        """Asks over the connection that there is now; who asked before may have found it dead."""
+        connection = self._connection
         timeout = self._settings.session_timeout / SECOND
         async with self._lock:
-            connection = self._connection
-            assert connection is not None
+            if connection is None or connection.is_closed():
+                raise ConnectionResetError("the connection was closed while others asked")
             is_known = False
             try:
                 answer = await connection.fetchval(question, *arguments, timeout=timeout)
                 is_known = True
             finally:
                 if not is_known:
-                    self.close()
+                    self._give_up(connection)
         return bool(answer)
 
     def close(self) -> None:
         """Ends the session, and with it the lock."""
         if self._connection is not None:
-            self._connection.terminate()
+            self._give_up(self._connection)
+
+    def _give_up(self, connection: Connection) -> None:
+        """Ends a connection, and the session if it is this one's still."""
+        connection.terminate()
+        if self._connection is connection:
             self._connection = None
 
     async def end(self) -> None:
