@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from cronoq_server._proto import task_pb2, tasks_pb2
+from cronoq_server.api.console.history import History
 from cronoq_server.app import Server
 from cronoq_server.config import Address, Config, ServerConfig
 from cronoq_server.stores import StoreSettings, open_store
@@ -118,3 +119,18 @@ async def test_lost_answer_of_a_commit_doubles_nothing() -> None:
         task_id = await edge.submit()
         listed = await edge.tasks.ListTasks(tasks_pb2.ListTasksRequest())
         assert [info.id for info in listed.tasks] == [task_id]
+
+
+@pytest.mark.regression("R36")
+async def test_a_defect_beside_the_driver_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that only watches may not die unseen while the server goes on without it."""
+
+    def broken(_history: History, *_given: object) -> None:
+        raise LookupError("a defect, on purpose")
+
+    monkeypatch.setattr(History, "take", broken)
+    free = Address("127.0.0.1", 0)
+    config = Config(server=ServerConfig(grpc_addr=free, http_addr=free))
+    async with asyncio.timeout(60):
+        with pytest.raises(LookupError, match="on purpose"):
+            await Server(config).run(lambda _address: None)

@@ -197,6 +197,7 @@ async def test_large_recovery_leaves_the_event_loop_free(
     assert [thread == main for thread in threads] == [True, True, False]
 
 
+@pytest.mark.regression("R36")
 @pytest.mark.parametrize("companion", ["Keeper", "Pruner"])
 @pytest.mark.parametrize("lived", [0, SECOND])
 async def test_dead_companion_never_leaves_a_leader_half_alive(

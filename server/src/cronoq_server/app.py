@@ -15,7 +15,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -145,6 +145,7 @@ class Server:
         if config.server.otlp_endpoint is not None:
             self.follow(Tracing.to_collector(config.server.otlp_endpoint, __version__))
         self.history = History()
+        self._defect: BaseException | None = None
         self.authenticator = Authenticator(config.auth)
         handlers = all_handlers(self.service, admin, self.reader, self.authenticator)
         names: tuple[str, ...] = SERVICES
@@ -277,9 +278,13 @@ class Server:
         """
         self._announce = announce
         probing = None if self.peers is None else asyncio.create_task(self.peers.run())
+        if probing is not None:
+            probing.add_done_callback(self._stop_for)
         try:
             await self._http.start()
             outcome = await self._replica.run()
+            if self._defect is not None:
+                raise self._defect
             return OK if outcome is Outcome.STOPPED else FAILED
         finally:
             self._replica.stop()
@@ -302,6 +307,7 @@ class Server:
             if self._tracing is not None:
                 self._follow_dispatches(driver, self._tracing)
             sampling = asyncio.create_task(self.history.run(driver), name="history")
+            sampling.add_done_callback(self._stop_for)
             stack.push_async_callback(_end, sampling)
             hooks = webhooks(localized(self._config))
             if hooks:  # an HTTP client takes long to make, and callers wait
@@ -314,6 +320,12 @@ class Server:
             self._say_ready()
             self._announce(self.address)
             yield
+
+    def _stop_for(self, beside: asyncio.Task[Any]) -> None:
+        """Stops for a defect in what runs beside the replica: half a server is none."""
+        if not beside.cancelled() and (error := beside.exception()) is not None:
+            self._defect = self._defect or error
+            self._replica.stop()
 
     async def stand_by(self) -> None:
         """See `Stage.stand_by`."""
