@@ -222,6 +222,19 @@ async def test_the_files_come_with_a_strict_policy_and_without_a_credential(
         for path in ("/console-data/server", "/console-data/history"):
             assert (await client.get(path)).status_code == 401
         ann = {"authorization": "Bearer administrators-token-0001"}
-        wrong = await client.get("/console-data/history?after=x", headers=ann)
-        assert wrong.status_code == 400
-        assert wrong.json()["error"]["field"] == "after"
+        for after in ("x", "-1", "9" * 30, "9" * 5000):
+            wrong = await client.get(f"/console-data/history?after={after}", headers=ann)
+            assert wrong.status_code == 400
+            assert wrong.json()["error"]["field"] == "after"
+
+
+async def test_no_page_is_wider_than_a_phone(visit: Callable[..., Any]) -> None:
+    """Tables scroll within their frames; nothing else moves sideways."""
+    tab: Visit = await visit(CONFIG, viewport={"width": 390, "height": 844})
+    tasks = await evil_tasks(tab)
+    for place, heading in [*PLACES, (f"task/{tasks['child']}", "Task")]:
+        await tab.go(place, heading)
+        if place in ("", "resources"):
+            await tab.page.locator("tbody tr").first.wait_for()
+        width = await tab.page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 390, place

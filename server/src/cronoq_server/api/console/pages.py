@@ -198,7 +198,8 @@ def routes(history: History, about: About, authenticator: Authenticator) -> Sequ
 
 
 def _after(text: str) -> int:
-    if not text.isdecimal() or int(text) > INSTANT_MAX:
+    # Of more than thousands of digits int() makes nothing.
+    if not text.isdecimal() or len(text) > 19 or int(text) > INSTANT_MAX:
         message = f"after: must be a whole number from 0 to {INSTANT_MAX}"
         raise Refused(Refusal(ErrorReason.INVALID_FIELD, message, (("field", "after"),)))
     return int(text)

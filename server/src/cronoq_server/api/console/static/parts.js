@@ -20,17 +20,20 @@ export function usePoll(path, everyMs) {
     const control = new AbortController();
     let timer = 0;
     let stopped = false;
+    let round = 0;
     async function ask() {
       clearTimeout(timer);
+      const mine = ++round;
       if (!document.hidden) {
         try {
           const value = await call(path, { signal: control.signal });
-          if (!stopped) setState({ value, error: null });
+          if (!stopped && mine === round) setState({ value, error: null });
         } catch (error) {
-          if (!stopped && error.name !== "AbortError") setState((old) => ({ value: old.value, error }));
+          if (!stopped && mine === round && error.name !== "AbortError") setState((old) => ({ value: old.value, error }));
         }
       }
-      if (!stopped && everyMs) timer = setTimeout(ask, everyMs);
+      // Whoever asked in between goes on asking: two rounds that both did would never end.
+      if (!stopped && mine === round && everyMs) timer = setTimeout(ask, everyMs);
     }
     again.current = ask;
     setState((old) => ({ value: old.value, error: null }));

@@ -21,7 +21,7 @@ export function Schedules({ server, values }) {
         <thead><tr><th>Name</th><th>Cron</th><th>Zone</th><th>Pool</th><th>Kind</th><th>Overlap</th><th>Next</th><th>State</th></tr></thead>
         <tbody>${(view?.schedules ?? []).map((one) => html`<tr key=${`${one.pool}/${one.name}`}>
           <td class="text"><a href=${`#/schedules?open=${encodeURIComponent(one.name)}&pool=${encodeURIComponent(one.pool)}`}>${one.name}</a></td>
-          <td class="mono">${one.cron}</td><td>${one.tz}</td><td>${one.pool}</td><td class="text">${one.kind}</td>
+          <td class="mono short">${one.cron}</td><td>${one.tz}</td><td>${one.pool}</td><td class="text">${one.kind}</td>
           <td>${one.overlap.replaceAll("_", " ")}</td>
           <td>${one.next_unix_ns ? html`${local(one.next_unix_ns, one.tz)} <span class="dim">${ago(one.next_unix_ns)}</span>` : "never again"}</td>
           <td>${one.paused ? html`<span class="badge warn">paused</span>` : html`<span class="badge good">on</span>`}</td>

@@ -68,7 +68,7 @@ export function Tasks({ values, may }) {
           <td>${task.pool}</td>
           <td class="text">${task.key ?? ""} ${pairs(task.tags).map((pair) => html`<span class="badge" key=${pair}>${pair}</span> `)}</td>
           <td class="number">${task.attempt}/${task.max_attempts}</td>
-          <td>${ago(task.created_unix_ns)}</td>
+          <td class="short">${ago(task.created_unix_ns)}</td>
           <td class="text">${task.message ?? (task.waiting_for ?? []).join("; ")}</td>
         </tr>`)}</tbody>
       </table>

@@ -22,7 +22,7 @@ export function Workers() {
           <td class="text">${pairs(one.labels).join(", ")}</td>
           <td class="text">${one.kinds.length ? one.kinds.join(", ") : "any"}</td>
           <td>${one.sdk}</td>
-          <td>${ago(one.connected_unix_ns)}</td>
+          <td class="short">${ago(one.connected_unix_ns)}</td>
         </tr>`)}</tbody>
       </table>
       ${view && !workers.length && html`<p class="dim">No worker is connected: nothing runs.</p>`}
