@@ -26,14 +26,25 @@ class TaskPages:
         self._deadline = deadline
         self.unavailable_shards: set[str] = set()
 
+    async def first(self) -> list[TaskInfo]:
+        """Reads the first page alone.
+
+        It may be short or empty although there are more tasks further on: a server looks at a
+        bounded number of tasks for one page. Whoever asks again and again should ask for no more.
+        """
+        return [read_info(message) for message in (await self._page(self._request)).tasks]
+
+    async def _page(self, request: tasks_pb2.ListTasksRequest) -> tasks_pb2.ListTasksResponse:
+        ends_at = asyncio.get_running_loop().time() + self._deadline
+        page = await self._caller.call(LIST_TASKS, request, idempotent=True, ends_at=ends_at)
+        self.unavailable_shards.update(page.unavailable_shards)
+        return page
+
     async def __aiter__(self) -> AsyncIterator[TaskInfo]:
-        loop = asyncio.get_running_loop()
         request = tasks_pb2.ListTasksRequest()
         request.CopyFrom(self._request)
         while True:
-            ends_at = loop.time() + self._deadline
-            page = await self._caller.call(LIST_TASKS, request, idempotent=True, ends_at=ends_at)
-            self.unavailable_shards.update(page.unavailable_shards)
+            page = await self._page(request)
             for message in page.tasks:
                 yield read_info(message)
             # Pages may be short or empty; only 0 is the end.

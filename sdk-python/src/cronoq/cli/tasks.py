@@ -42,7 +42,7 @@ def target(text: str) -> int | str:
     """The task that an argument means: digits are an id, `key:` comes before a key."""
     if text.startswith("key:"):
         return text[4:]
-    if text.isascii() and text.isdecimal():
+    if text.isascii() and text.isdecimal() and len(text) <= 20:
         return int(text)
     raise typer.BadParameter(f"must be an id, or key: and a key, not {text!r}")
 
@@ -63,7 +63,7 @@ def amounts(given: list[str] | None) -> dict[str, int]:
     found: dict[str, int] = {}
     for text in given or ():
         name, _, amount = text.partition("=")
-        if not name or not (amount or "1").isdecimal():
+        if not name or not (amount or "1").isdecimal() or len(amount) > 20:
             raise typer.BadParameter(f"--resource: must be NAME or NAME=AMOUNT, not {text!r}")
         found[name] = int(amount or 1)
     return found

@@ -14,8 +14,9 @@ from textual.widgets import DataTable, Footer, Sparkline, Static
 
 from cronoq.client import Client
 from cronoq.errors import CronoqError
-from cronoq.operations import Snapshot
+from cronoq.operations import Snapshot, WorkerInfo
 from cronoq.spec import TaskFilter, TaskStatus
+from cronoq.views import TaskInfo
 
 from .app import Session, app, session
 from .operating import POOL_HEAD, pool_rows
@@ -23,6 +24,10 @@ from .operating import POOL_HEAD, pool_rows
 KEPT = 120
 FAILURES = 12
 EVERY_S = 1.0
+WORKERS_EVERY = 5
+"""Workers come and go seldom: they are asked for with every so many looks only."""
+
+FAILED = TaskFilter(statuses=[TaskStatus.FAILED, TaskStatus.DEAD_LETTERED])
 
 
 class Rates:
@@ -49,6 +54,28 @@ class Rates:
         self._last = counts
 
 
+class Failures:
+    """The latest failures, looked for when there are new ones and never further than a page.
+
+    A listing of what hardly ever happens makes the server look at everything else.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, TaskInfo] = {}
+        self._count = 0
+
+    async def look(self, client: Client, view: Snapshot) -> list[TaskInfo]:
+        """Returns the latest ones, newest first."""
+        count = view.totals.failed + view.totals.dead_lettered
+        if count != self._count:
+            pages = client.list(FAILED, page_size=FAILURES, newest_first=True)
+            self._known |= {task.id: task for task in await pages.first()}
+            self._count = count
+        newest = sorted(self._known, reverse=True)[:FAILURES]
+        self._known = {task_id: self._known[task_id] for task_id in newest}
+        return list(self._known.values())
+
+
 class Top(App[int]):
     """The screen."""
 
@@ -68,6 +95,9 @@ class Top(App[int]):
         super().__init__()
         self._here = here
         self._rates = Rates()
+        self._failures = Failures()
+        self._sessions: list[WorkerInfo] = []
+        self._looks = 0
         self._paused = False
         self._client: Client | None = None
 
@@ -112,21 +142,18 @@ class Top(App[int]):
             return
         try:
             view = await client.snapshot()
-            workers = await client.workers()
-            failures = []
-            lately = TaskFilter(statuses=[TaskStatus.FAILED, TaskStatus.DEAD_LETTERED])
-            async for task in client.list(lately, page_size=FAILURES, newest_first=True):
-                failures.append(task)
-                if len(failures) == FAILURES:
-                    break
+            if self._looks % WORKERS_EVERY == 0:
+                self._sessions = list(await client.workers())
+            failures = await self._failures.look(client, view)
         except CronoqError as error:
             self._say(f"{self._here.target.endpoint}: {error}")
             return
+        self._looks += 1
         self._rates.take(view, monotonic())
         self._show(view)
         self._fill(
             "workers",
-            [(w.name, w.pool, str(w.busy), str(w.slots), w.sdk) for w in workers[:200]],
+            [(w.name, w.pool, str(w.busy), str(w.slots), w.sdk) for w in self._sessions[:200]],
         )
         self._fill("failures", [(str(t.id), t.kind, t.pool, t.message) for t in failures])
 
