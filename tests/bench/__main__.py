@@ -1,6 +1,7 @@
 """The benchmarks by name: `python -m tests.bench NAME …`, or `./justw bench NAME …`.
 
     e2e         the whole system
+    console     what looking costs: browsers on the console, and `cronoq top`
     engine      the engine alone
     failover    how long nobody is answered when the leader ends
     flat        whether a task costs the same however much there is
@@ -24,6 +25,7 @@ import importlib
 import sys
 
 BENCHES = (
+    "console",
     "e2e",
     "engine",
     "failover",

@@ -287,6 +287,24 @@ def _idle() -> str:
     return f"{_table(rows)}\n\n{_origin(result)}"
 
 
+def _console() -> str:
+    if not (RESULTS / "console.json").exists():
+        return "Nobody has measured it yet."
+    result = _load("console")
+    spent = result["server_core_percent"]
+    rows = [
+        ("what", "measured", "at most"),
+        ("the server without viewers", f"{spent['0']:.1f} % of a core", ""),
+        ("with one tab", f"{spent['1']:.1f} %", ""),
+        ("with five tabs", f"{spent['5']:.1f} %", ""),
+        ("a tab of five", f"{result['percent_per_tab']:.2f} % of a core", "5 %"),
+        ("`cronoq top`", f"{result['percent_of_top']:.2f} % of a core", "3 %"),
+        ("first paint of a fresh tab", f"{result['first_paint_s']:.2f} s", "1 s"),
+        ("tasks on the screen", f"{result['list_shown_s']:.2f} s", ""),
+    ]
+    return f"{_table(rows)}\n\n{_origin(result)}"
+
+
 def _faults() -> str:
     result = _load("faults")
     rows: list[tuple[object, ...]] = [
@@ -353,6 +371,7 @@ TABLES = {
     "e2e": _e2e,
     "engine": _engine,
     "idle": _idle,
+    "console": _console,
     "placement": _placement,
     "sweep": _sweep,
     "backlog": _backlog,
