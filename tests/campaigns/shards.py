@@ -56,10 +56,9 @@ def main(arguments: list[str]) -> int:
             else:
                 rows.append({"store": store, "seed": seed, **row})
                 print(json.dumps(row, indent=2), flush=True)
+                if options.save:
+                    keep(head | {"verdicts": judge(rows), "rows": rows})
     verdicts = judge(rows)
-    result = head | {"verdicts": verdicts, "rows": rows}
-    if options.save and rows:
-        keep(result)
     print(json.dumps(verdicts, indent=2))
     late = [store for store, verdict in verdicts.items() if not verdict["is_held"]]
     print(f"{'BROKEN' if is_broken else 'ok'}: {len(rows)} runs; late: {', '.join(late) or 'no'}")
