@@ -338,6 +338,42 @@ def _faults() -> str:
     return f"{_table(rows)}\n\n{note}\n\n{_origin(result)}"
 
 
+def _shards() -> str:
+    result = _load("shards")
+    rows: list[tuple[object, ...]] = [
+        (
+            "store",
+            "troubles",
+            "tasks acknowledged",
+            "answers over all shards",
+            "undisturbed, ms: p50 / p99",
+            "others in trouble, ms: p50 / p99",
+        )
+    ]
+    notes = []
+    for store, of in result["stores"].items():
+        for row in of["rows"]:
+            quiet, others = row["undisturbed_ms"], row["others_in_trouble_ms"]
+            rows.append(
+                (
+                    NAMES[store],
+                    sum(row["troubles"].values()),
+                    _grouped(row["acknowledged"]),
+                    _grouped(row["answers_over_all"]),
+                    f"{quiet['p50']:.0f} / {quiet['p99']:.0f}",
+                    f"{others['p50']:.0f} / {others['p99']:.0f}",
+                )
+            )
+        verdict = of["verdict"]
+        notes.append(
+            f"{NAMES[store]}, {verdict['runs']} runs of {of['minutes']:g} minutes: the middle p99 "
+            f"is {verdict['others_in_trouble_p99_ms']:.0f} ms, at most "
+            f"{verdict['at_most_ms']:.0f} ms. "
+            + _origin(of | {name: result[name] for name in ("python", "cpu_count")})
+        )
+    return "\n\n".join([_table(rows), *notes])
+
+
 def _failover() -> str:
     result = _load("failover")
     rows: list[tuple[object, ...]] = [
@@ -381,6 +417,7 @@ TABLES = {
     "churn": _churn,
     "failover": _failover,
     "faults": _faults,
+    "shards": _shards,
 }
 
 

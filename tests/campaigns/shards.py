@@ -91,16 +91,7 @@ def play_one(
     plot = Plot(seconds=max(0.0, 60 * options.minutes - QUIET_S), quiet_s=QUIET_S)
     with tempfile.TemporaryDirectory(prefix="cronoq-shards-") as name, database(store) as url:
         lines = store_lines(Path(name), url)
-        report = asyncio.run(
-            play(
-                Path(name),
-                lines,
-                commands,
-                plot,
-                seed,
-                say=lambda text: print(f"  {text}", flush=True),
-            )
-        )
+        report = asyncio.run(play(Path(name), lines, commands, plot, seed, say=say))
     return report.summary()
 
 

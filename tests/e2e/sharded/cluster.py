@@ -87,12 +87,15 @@ def store_lines(directory: Path, database: str | None, further: str = "") -> str
 
 
 @asynccontextmanager
-async def sharded(directory: Path, store: str) -> AsyncIterator[Cluster]:
+async def sharded(
+    directory: Path, store: str, *, peer_timeout: float = 2.0
+) -> AsyncIterator[Cluster]:
     """Starts all servers; the first replica of each shard leads.
 
     Args:
         directory: For configurations and certificates.
         store: The lines of `[store]`, with the shard left open.
+        peer_timeout: After how long a peer that is silent is missing, seconds.
     """
     certificates = make_certificates(directory)
     groups: dict[str, Group] = {name: Group([]) for name in SHARDS}
@@ -107,6 +110,7 @@ async def sharded(directory: Path, store: str) -> AsyncIterator[Cluster]:
         }
         front = await stack.enter_async_context(Balancer(everywhere).open())
         further = settings(gateways, certificates)
+        further += f"[sharding]\npeer_timeout_s = {peer_timeout}\n"
 
         async def start(name: str) -> None:
             for number in range(REPLICAS):

@@ -69,6 +69,7 @@ async def slow_down(scene: Scene, shard: str) -> None:
     gateway = scene.cluster.gateways[shard]
     excuses = lambda entry, subject: subject == shard != entry  # noqa: E731
     with scene.record.trouble("slow", excuses) as trouble:
+        trouble.is_leaky = True
         gateway.delay = scene.delay_s
         await scene.views.agree(trouble)
         trouble.told = time.monotonic()

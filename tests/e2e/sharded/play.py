@@ -39,6 +39,8 @@ class Plot:
         faults: Which troubles.
         outage_s: See `Scene`.
         hold_s: See `Scene`.
+        delay_s: See `Scene`.
+        peer_timeout_s: See `sharded`; a slow peer must be slower than that, or about as slow.
         patience_s: For how long one trouble and all that follows may last.
         deadline_s: See `Load`.
         front_deadline_s: See `Load`.
@@ -53,6 +55,8 @@ class Plot:
     faults: tuple[Fault, ...] = FAULTS
     outage_s: float = 20.0
     hold_s: float = 8.0
+    delay_s: float = 2.0
+    peer_timeout_s: float = 2.0
     patience_s: float = 120.0
     deadline_s: float = 5.0
     front_deadline_s: float = 20.0
@@ -137,7 +141,9 @@ async def play(
     """
     chance = random.Random(seed)
     async with AsyncExitStack() as stack:
-        cluster = await stack.enter_async_context(sharded(directory, store))
+        cluster = await stack.enter_async_context(
+            sharded(directory, store, peer_timeout=plot.peer_timeout_s)
+        )
         try:
             say("all servers run")
             async with asyncio.timeout(plot.patience_s):
@@ -161,7 +167,7 @@ async def play(
             say(f"{capacity:.0f} submissions a second at most, {per_s:.0f} calls a second from now")
             running = asyncio.create_task(load.run(per_s))
             stack.push_async_callback(_end, running)
-            scene = Scene(cluster, load.record, views, plot.outage_s, plot.hold_s)
+            scene = Scene(cluster, load.record, views, plot.outage_s, plot.hold_s, plot.delay_s)
             await _strike(scene, plot, chance, say)
             load.stop()
             async with asyncio.timeout(plot.patience_s):

@@ -63,6 +63,7 @@ class Trouble:
         told: When every server that should had noticed it; infinite if nobody waited for that.
         undone: When what it did was being undone.
         ended: When all was well again, as all servers see it; infinite until then.
+        is_leaky: Whether an answer may come through in time after all.
     """
 
     kind: str
@@ -71,6 +72,7 @@ class Trouble:
     told: float = NEVER_YET
     undone: float = NEVER_YET
     ended: float = NEVER_YET
+    is_leaky: bool = False
 
     def overlaps(self, began: float, ended: float) -> bool:
         """Whether it was there at any time within a period."""
