@@ -79,11 +79,18 @@ class Load:
         self.http = http
         self.pid = pid
 
-    async def percent(self, seconds: float) -> float:
-        """Percent of a core that the server uses from now on, over so many seconds."""
+    async def window(self, seconds: float) -> tuple[float, float]:
+        """Percent of a core that the server uses from now on, and tasks that end a second."""
+        done = await self._done()
         spent, begun = cpu_seconds(self.pid), time.perf_counter()
         await asyncio.sleep(seconds)
-        return 100 * (cpu_seconds(self.pid) - spent) / (time.perf_counter() - begun)
+        passed = time.perf_counter() - begun
+        percent = 100 * (cpu_seconds(self.pid) - spent) / passed
+        return percent, (await self._done() - done) / passed
+
+    async def _done(self) -> int:
+        async with Client(self.grpc) as client:
+            return (await client.snapshot()).totals.succeeded
 
 
 @asynccontextmanager
@@ -125,21 +132,23 @@ async def first_paint(browser: Browser, load: Load) -> tuple[float, float]:
 
 async def measure(load: Load, options: argparse.Namespace) -> dict[str, Any]:
     """Takes turns with and without viewers, and returns medians."""
-    found: dict[str, list[float]] = {"0": [], "1": [], str(TABS): [], "top": []}
+    found: dict[str, list[tuple[float, float]]] = {"0": [], "1": [], str(TABS): [], "top": []}
     async with async_playwright() as player:
         path = find_browser()
         browser = await player.chromium.launch(executable_path=path, args=SWITCHES)
         for _ in range(options.rounds):
             for tabs in (0, 1, TABS):
                 async with viewers(browser, load, tabs):
-                    found[str(tabs)].append(await load.percent(options.seconds))
+                    found[str(tabs)].append(await load.window(options.seconds))
             async with top(load):
-                found["top"].append(await load.percent(options.seconds))
+                found["top"].append(await load.window(options.seconds))
         paints = [await first_paint(browser, load) for _ in range(options.rounds * 2)]
         await browser.close()
-    middle = {name: statistics.median(values) for name, values in found.items()}
+    middle = {name: statistics.median(spent for spent, _ in each) for name, each in found.items()}
+    rates = {name: statistics.median(rate for _, rate in each) for name, each in found.items()}
     rest = middle["0"]
     return {
+        "tasks_per_s": {name: round(rate) for name, rate in rates.items()},
         "server_core_percent": {name: round(value, 1) for name, value in middle.items()},
         "percent_per_tab": round((middle[str(TABS)] - rest) / TABS, 2),
         "percent_of_one_tab": round(middle["1"] - rest, 2),
