@@ -117,6 +117,9 @@ memory.
 
 ## Other interfaces
 
+gRPC health checks need no credential either. Where there are shards, a leader's answer names its
+epoch and the address at which that replica listens, for `cronoq-server shards`.
+
 `/healthz` and `/readyz` need no credential, nor do the files of the console, which asks for all it
 shows with the token that its user gives it; nor does anything on `server.metrics_addr`, which is
 meant for an address that only the monitoring reaches. Without authentication HTTP answers only
