@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cronoq_server.api.auth import PERMISSIONS, SHARED, Operation, Role
+from tools import passing_table
 
 BEFORE = """\
 A server without credentials serves its own machine only: it refuses to listen on an address that
@@ -89,6 +90,10 @@ even that is too much.
 Who has no valid credential hears the same in every case: `unauthenticated`, whatever was wrong
 and whatever was asked.
 
+## Among shards
+
+{passing}
+
 ## Changing credentials and certificates
 
 SIGHUP reads the configuration again. Tokens, certificates, most limits and the figures of
@@ -135,9 +140,25 @@ def _table() -> Iterator[str]:
         yield f"| {operation} | {' | '.join(cells)} |"
 
 
+PASSING = """\
+A server passes a call on with its caller's own token, and the owning shard judges that anew by the
+table above: to ask elsewhere opens nothing. What can't be lent stays behind. So this is what a
+caller hears of another shard's things from a server that is not their owner, beyond what its role
+and its limits refuse it in either place:
+"""
+
+PASSED = """
+A call that carries the mark of being passed on is answered from the server's own shard or refused,
+whoever wrote the mark: no credential is good for more with it, and the other shards are out of its
+reach. For the same reason two servers that take each other for an owner do not send a call in
+circles; it is refused by the second one. HTTP knows no such mark, and passes on as gRPC does.
+Servers ask each other whether they serve without any credential.
+"""
+
+
 def page(mark: str) -> str:
     """Return the page."""
     shared = ", ".join(sorted(SHARED))
-    return "\n".join(
-        ["# Security", "", mark, "", BEFORE.rstrip(), "", *_table(), AFTER.format(shared=shared)]
-    )
+    passing = "\n".join((PASSING, *passing_table.page_lines(), PASSED.rstrip()))
+    after = AFTER.format(shared=shared, passing=passing)
+    return "\n".join(["# Security", "", mark, "", BEFORE.rstrip(), "", *_table(), after])

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from cronoq_server._proto import tasks_pb2, workers_pb2
+from cronoq_server._proto import task_pb2, tasks_pb2, workers_pb2
 from cronoq_server.api.passing import Passing, current
 from tests.sharding.conftest import Cluster, by_id, by_key, get, spec
 from tests.sharding.test_forwarding import refused
@@ -98,6 +98,21 @@ async def test_missing_shards_are_named_only_to_those_who_may_use_them(guarded: 
         request = tasks_pb2.ListTasksRequest()
         page = await edge.tasks.ListTasks(request, metadata=bearer(name))
         assert list(page.unavailable_shards) == missing
+
+
+async def test_a_snapshot_of_nothing_but_a_missing_shard_is_empty(
+    shards: Callable[[str], Any],
+) -> None:
+    """Whoever may use only the pools of a shard that is down hears that it is missing, no more."""
+    token = "metrics-token-for-pool-llm"
+    auth = f"[[auth.tokens]]\ntoken = '{token}'\nrole = 'metrics'\npools = ['llm']\n"
+    cluster: Cluster = await shards(auth)
+    await cluster.stop("gpu")
+    await cluster.agree("gpu")
+    metadata = (("authorization", f"Bearer {token}"),)
+    shown = await cluster.edges["cpu"].admin.Snapshot(task_pb2.Empty(), metadata=metadata)
+    assert (list(shown.pools), shown.pending) == ([], 0)
+    assert list(shown.unavailable_shards) == ["gpu"]
 
 
 async def test_a_worker_hears_of_a_shard_only_if_it_may_work_there(guarded: Cluster) -> None:

@@ -50,6 +50,13 @@ async def test_a_watch_without_a_shard_ends_when_that_one_is_back() -> None:
     await merged.aclose()
 
 
+async def test_a_watch_of_shards_that_can_not_be_asked_begins_all_the_same() -> None:
+    """Its reader gets the bookmark that it asked for, with the cursor that it came with."""
+    begun = await anext(MergedWatch(b"", bookmarks=True))
+    assert begun.events == []
+    assert (await anext(MergedWatch(begun.cursor, bookmarks=True))).cursor == begun.cursor
+
+
 async def test_a_defect_in_one_wait_reaches_the_reader() -> None:
     """What the others had to tell before it is told."""
 

@@ -54,6 +54,7 @@ class MergedWatch:
         self.refusals: Sequence[tuple[TaskRef, Refusal]] = ()
         self._cursors = _read(cursor)
         self._bookmarks = bookmarks
+        self._has_begun = False
         self._silent: set[int] = set()
         self._held: deque[tuple[int, WatchBatch]] = deque()
         self._streams: list[Batches] = []
@@ -87,6 +88,10 @@ class MergedWatch:
         Raises:
             Refused: One of the shards ended its stream.
         """
+        if self._bookmarks and not self._streams and not self._has_begun:
+            # None of the shards that it is about can be asked: nobody else would say a first word.
+            self._has_begun = True
+            return WatchBatch([], _write(self._cursors))
         while self._silent or not self._held:
             number, found = await self._queue.get()
             if isinstance(found, BaseException):

@@ -206,8 +206,9 @@ def _named(pool: str) -> tuple[str, ...]:
 
 
 def _added(views: Sequence[SnapshotView]) -> SnapshotView:
-    """The snapshots of shards, which have no pool in common, as one."""
-    totals = [msgspec.structs.astuple(view.totals) for view in views]
+    """The snapshots of shards, which have no pool in common, as one; of none, an empty one."""
+    nothing = (0,) * len(TotalsView.__struct_fields__)
+    totals = [nothing, *(msgspec.structs.astuple(view.totals) for view in views)]
     return SnapshotView(
         tuple(pool for view in views for pool in view.pools),
         sum(view.live_tasks for view in views),
