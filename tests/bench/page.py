@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.bench.e2e import BY_BACKLOG, LIMITED_POOL, SWEEP, saved
 from tests.bench.environment import RESULTS, ROOT
+from tests.bench.peers import report as peers
 
 NAMES = {"memory": "memory", "sqlite": "SQLite", "postgres": "PostgreSQL"}
 PAGE = ROOT / "docs" / "performance.md"
@@ -403,6 +404,24 @@ def _failover() -> str:
     return f"{_table(rows)}\n\n{note}\n\n{_origin(result)}"
 
 
+def _peers() -> str:
+    if not (RESULTS / "peers.json").exists():
+        return "Nobody has measured it yet."
+    result = _load("peers")
+    brokers = "; ".join(result["brokers"].values())
+    rounds = f"medians of {result['rounds']} rounds" if result["rounds"] > 1 else "one round"
+    parts = [
+        _table(peers.rows(result)),
+        f"Tasks/s; starts p50 / p99: {rounds}. {brokers}. {_origin(result)}",
+        *(f"{name} could not be measured: {error}" for name, error in peers.failed(result)),
+        _table(peers.how(result)),
+    ]
+    tried = peers.settings(result)
+    if len(tried) > 1:
+        parts += ["What settings of workers do, tried once before the rounds:", _table(tried)]
+    return "\n\n".join(parts)
+
+
 TABLES = {
     "e2e": _e2e,
     "engine": _engine,
@@ -418,6 +437,7 @@ TABLES = {
     "failover": _failover,
     "faults": _faults,
     "shards": _shards,
+    "peers": _peers,
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import shutil
 import socket
 import subprocess
@@ -19,17 +20,27 @@ from pathlib import Path
 
 from tests.bench.environment import ROOT
 from tests.bench.peers import trees
+from tests.bench.peers.installing import CRATE_SERVER
 from tests.bench.peers.talking import PeerFailed, last_lines, start
 from tests.stores.pg import Cluster
 
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 180.0
 SERVING = "serving gRPC on "
-CONFIG = """
+OURS = """
 [server]
 grpc_addr = "127.0.0.1:0"
 http_addr = "127.0.0.1:0"
 log_level = "error"
+"""
+CRATE = """
+[server]
+grpc_addr = "127.0.0.1:{grpc}"
+http_addr = "127.0.0.1:{http}"
 
+[store]
+{store}
+"""
+POOLS = """
 [[pools]]
 name = "default"
 max_pending = 10_000_000
@@ -134,7 +145,7 @@ def _psql(cluster: Cluster, statement: str) -> None:
 def our_server(folder: Path, store: str) -> Iterator[Place]:
     """Our server with a store: `memory`, a file that is synced, or the URL of a database."""
     config, log = folder / "cronoq.toml", folder / "server.log"
-    config.write_text(CONFIG)
+    config.write_text(OURS + POOLS)
     if store == "sqlite":
         store = f"sqlite:{folder / 'store.sqlite3'}"
     command = [sys.executable, "-m", "cronoq_server", "--config", str(config), "--store", store]
@@ -155,7 +166,25 @@ def _announced(process: subprocess.Popen[str], log: Path) -> str:
     raise PeerFailed(f"the server did not start: {last_lines(log)}")
 
 
-SERVERS = {"ours": our_server}
+@contextlib.contextmanager
+def crate_server(folder: Path, store: str) -> Iterator[Place]:
+    """The server of the published crate, with a file or the URL of a database."""
+    config, log = folder / "crate.toml", folder / "server.log"
+    kept = {"kind": "sqlite", "path": str(folder / "store.sqlite3")}
+    if store != "sqlite":
+        kept = {"kind": "postgres", "url": store}
+    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in kept.items())
+    grpc, http = free_port(), free_port()
+    config.write_text(CRATE.format(grpc=grpc, http=http, store=lines) + POOLS)
+    process = start([str(CRATE_SERVER), "--config", str(config)], folder, {}, log)
+    try:
+        _wait_for_port(process, grpc, log)
+        yield Place(f"127.0.0.1:{grpc}", (process.pid,))
+    finally:
+        trees.end(process)
+
+
+SERVERS = {"ours": our_server, "crate": crate_server}
 
 
 def versions() -> dict[str, str]:

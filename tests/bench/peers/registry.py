@@ -1,7 +1,7 @@
-"""Who is measured: where each keeps its jobs, how its processes are started, and with what.
+"""Who is measured: where each keeps its tasks, how its processes are started, and with what.
 
-Every setting is one that the peer's documentation names. `--tune` measures all of them; the first
-one is what a run measures, the best of those on two cores.
+Every setting is one that the peer's documentation names. A full run tries all of them and
+goes on with the quickest; the first one is the usual one, for quick runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 
 from tests.bench.peers import installing
-from tests.bench.peers.installing import ADAPTERS, NODE, PYTHON, RIVER
+from tests.bench.peers.installing import ADAPTERS, CRATE, CRATE_WORKER, NODE, PYTHON, RIVER
 
 Command = tuple[str, ...]
 
@@ -35,7 +35,7 @@ class Peer:
         broker: `redis`, `postgres`, or a server with its store: `ours:STORE`, `crate:STORE`.
         install: Puts it into the cache, or raises `PeerFailed`.
         client: The command of its client.
-        settings: How its workers may be started, the chosen one first.
+        settings: How its workers may be started, the usual one first.
         bulk: What its bulk submission is.
         keeps: What of a result is stored.
         durable: How at-least-once and durability are asked for.
@@ -110,9 +110,35 @@ def _ours(store: str, title: str) -> Peer:
     )
 
 
+def _crate_workers(processes: int, slots: int) -> Setting:
+    text = f"{processes} × {slots} slots" if processes > 1 else f"{slots} slots"
+    return Setting(text, ((str(CRATE_WORKER),),) * processes, slots)
+
+
+def _with_crate(name: str, title: str, broker: str) -> Peer:
+    return Peer(
+        name=name,
+        title=title,
+        broker=broker,
+        install=installing.crate,
+        client=(*_OURS, "client"),
+        settings=(_crate_workers(1, 500), _crate_workers(1, 100), _crate_workers(2, 500)),
+        bulk="submit_many of our Python client",
+        keeps="status and output, each delivered to the client and compared",
+        durable="leases, retries; its store as it comes",
+        mix="a semaphore, a token bucket, four priorities",
+    )
+
+
 PEERS = (
     _ours("sqlite", "SQLite"),
     _ours("postgres", "PostgreSQL"),
+    _with_crate("crate-sqlite", f"cronoq-server {CRATE} (Rust), SQLite", "crate:sqlite"),
+    _with_crate("crate-postgres", f"cronoq-server {CRATE} (Rust), PostgreSQL", "crate:postgres"),
+    dataclasses.replace(
+        _with_crate("crate-worker", f"cronoq, SQLite, worker {CRATE} (Rust)", "ours:sqlite"),
+        durable="leases, retries; every commit synced",
+    ),
     Peer(
         name="celery",
         title="Celery",
@@ -166,7 +192,7 @@ PEERS = (
         ),
         bulk="enqueue_many",
         keeps="return value",
-        durable="appendfsync always; started jobs are registered until they end",
+        durable="appendfsync always; started tasks are registered until they end",
         mix="two queues in order",
     ),
     Peer(
@@ -193,7 +219,7 @@ PEERS = (
         client=(str(RIVER), "client", _COOLDOWN),
         settings=(_river(1000, _COOLDOWN), _river(100, "100ms"), _river(2000, "2ms")),
         bulk="InsertManyFast",
-        keeps="status and output, recorded with the job",
+        keeps="status and output, recorded with the task",
         durable="fsync and synchronous_commit on",
         mix="four priorities",
     ),
@@ -204,12 +230,12 @@ PEERS = (
         install=installing.node,
         client=(*_GRAPHILE, "client"),
         settings=(
-            Setting("24 jobs, localQueue 500", ((*_GRAPHILE, "worker", "batched"),), 24),
-            Setting("10 jobs", ((*_GRAPHILE, "worker"),), 10),
-            Setting("2 × 10 jobs", ((*_GRAPHILE, "worker"),) * 2, 10),
+            Setting("24 tasks, localQueue 500", ((*_GRAPHILE, "worker", "batched"),), 24),
+            Setting("10 tasks", ((*_GRAPHILE, "worker"),), 10),
+            Setting("2 × 10 tasks", ((*_GRAPHILE, "worker"),) * 2, 10),
         ),
         bulk="addJobs",
-        keeps="nothing, ended jobs are deleted",
+        keeps="nothing, ended tasks are deleted",
         durable="fsync and synchronous_commit on",
         mix="four priorities",
     ),
@@ -226,7 +252,7 @@ PEERS = (
         ),
         bulk="addBulk",
         keeps="return value",
-        durable="appendfsync always; stalled jobs are started again",
+        durable="appendfsync always; stalled tasks are started again",
         mix="limits of concurrency and rate, four priorities",
     ),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from tests.bench import picture
@@ -32,18 +31,9 @@ def grouped(number: float) -> str:
 
 def rows(result: Result) -> list[tuple[str, ...]]:
     """One row for each peer, with a head."""
-    if "peers" not in result:
-        return [
-            ("peer", "workers", "tasks/s"),
-            *(
-                (name, text, str(rate))
-                for name, rates in result["settings"].items()
-                for text, rate in rates.items()
-            ),
-        ]
     head = ("peer", *(title for title, _ in COLUMNS), "start idle, ms", "start at half load, ms")
     return [
-        (*head, "memory, MB", "CPU s per 1 000"),
+        (*head, "memory, MB", "CPU s per 1 000", "cronoq is × as fast"),
         *(
             (
                 peer["title"],
@@ -51,8 +41,31 @@ def rows(result: Result) -> list[tuple[str, ...]]:
                 *(_latency(peer, name) for name in ("start_idle", "start_half_load")),
                 grouped(peer["memory_mb"]),
                 f"{peer['cpu_s_per_1000']:.3f}",
+                _factor(peer, result),
             )
             for peer in measured(result)
+        ),
+    ]
+
+
+def _factor(peer: Result, result: Result) -> str:
+    """How much quicker ours is end to end: on PostgreSQL beside PostgreSQL, else with SQLite."""
+    store = "postgres" if "postgres" in peer["broker"] else "sqlite"
+    ours = [each for each in measured(result) if each["name"] == f"cronoq-{store}"]
+    if not ours or peer["broker"].startswith("ours:"):
+        return "–"
+    return f"{ours[0]['through_bulk_per_s'] / peer['through_bulk_per_s']:.1f}"
+
+
+def settings(result: Result) -> list[tuple[str, str]]:
+    """What each setting of workers did end to end, with a head."""
+    tried = ((peer["title"], peer["settings"]) for peer in measured(result))
+    return [
+        ("peer", "workers: end to end, tasks/s"),
+        *(
+            (title, "; ".join(f"{text}: {grouped(rate)}" for text, rate in rates.items()))
+            for title, rates in tried
+            if rates
         ),
     ]
 
@@ -77,7 +90,7 @@ def how(result: Result) -> list[tuple[str, ...]]:
         *(
             (
                 peer["title"],
-                ", ".join(f"{name} {number}" for name, number in peer["versions"].items()),
+                ", ".join(f"{name} {number}" for name, number in peer["versions"].items()) or "–",
                 *(peer[name] for name in ("workers", "bulk", "keeps", "durable")),
                 peer["mix"] or "–",
             )
@@ -86,20 +99,18 @@ def how(result: Result) -> list[tuple[str, ...]]:
     ]
 
 
-def table(lines: Sequence[Sequence[str]]) -> str:
-    """Rows as Markdown."""
-    cells = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([cells[0], "| --- " * len(lines[0]) + "|", *cells[1:]])
+def failed(result: Result) -> list[tuple[str, str]]:
+    """Titles and errors of peers without figures."""
+    there = (peer for peer in result["peers"] if "error" in peer)
+    return [(peer["title"], " ".join(peer["error"].split())) for peer in there]
 
 
 def draw(result: Result) -> None:
-    """Draws end-to-end rates; a tuning has no picture."""
-    if "peers" not in result:
-        return
+    """Draws end-to-end rates."""
     peers = measured(result)
     bars = {
         title: [float(peer[name]) for peer in peers] for title, name in (COLUMNS[0], COLUMNS[1])
     }
     names = [peer["title"] for peer in peers]
     path = RESULTS / "peers.png"
-    picture.draw_bars("The same jobs through job systems", "tasks/s", names, bars, path)
+    picture.draw_bars("The same tasks through task systems", "tasks/s", names, bars, path)

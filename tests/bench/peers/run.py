@@ -1,14 +1,14 @@
 """The same small jobs through other job systems and through ours, in turns on the same machine.
 
     ./justw bench peers                        all of them, five rounds, under 20 minutes
-    ./justw bench peers --quick                two short rounds
+    ./justw bench peers --quick                two short rounds, each with its usual setting
     ./justw bench peers --peers rq,river       only these; --list names them
-    ./justw bench peers --tune                 end to end with every setting of their workers
 
 A job does nothing, has a payload of 200 characters and puts out eight. Peers run with their durable
 settings: jobs are acknowledged after the work, Redis syncs its log before it answers, PostgreSQL
-every commit. In each round every peer has its turn, alone on the machine, with fresh data; what is
-shown are medians. The first run installs the peers (once) in the cache folder; one that cannot be
+every commit. First each is tried with two or three settings of its workers, and keeps the best.
+Then in each round every peer has its turn, alone on the machine, with fresh data; what is shown are
+medians. The first run installs the peers (once) in the cache folder; one that cannot be
 installed or fails is listed with its error.
 """
 
@@ -25,11 +25,11 @@ from typing import Any
 from tests.bench.environment import describe, print_result, save
 from tests.bench.peers import brokers, report
 from tests.bench.peers.measuring import Sizes, attempt, running, turn
-from tests.bench.peers.registry import BY_NAME, PEERS, Peer
+from tests.bench.peers.registry import BY_NAME, PEERS, Peer, Setting
 from tests.bench.peers.talking import PeerFailed
 from tests.stores.pg import Cluster, NotInstalled, running_cluster
 
-FULL = Sizes(seconds=1.2, idle=100)
+FULL = Sizes(seconds=1.0, idle=100)
 QUICK = Sizes(seconds=0.5, idle=30)
 GIVE_UP = 2
 
@@ -42,6 +42,12 @@ class Entry:
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     rounds: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     errors: list[str] = dataclasses.field(default_factory=list)
+    tried: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def setting(self) -> Setting:
+        """The quickest of those that have been tried; without a try, the usual one."""
+        return max(self.peer.settings, key=lambda setting: self.tried.get(setting.text, 0))
 
     def result(self) -> dict[str, Any]:
         """For JSON: how it was run, and medians over the rounds."""
@@ -56,7 +62,8 @@ class Entry:
         }
         about = {
             "broker": peer.broker,
-            "workers": peer.settings[0].text,
+            "workers": self.setting.text,
+            "settings": self.tried,
             "versions": self.versions,
             "bulk": peer.bulk,
             "keeps": peer.keeps,
@@ -90,7 +97,7 @@ def take_turn(entry: Entry, cluster: Cluster | None, sizes: Sizes) -> None:
     """One turn of one peer; a failure is noted down."""
     known = entry.rounds[-1] if entry.rounds else {}
     try:
-        with running(entry.peer, entry.peer.settings[0], cluster) as system:
+        with running(entry.peer, entry.setting, cluster) as system:
             entry.versions = system.versions
             found = turn(system, sizes, known, mixed=bool(entry.peer.mix))
     except PeerFailed as error:
@@ -101,19 +108,15 @@ def take_turn(entry: Entry, cluster: Cluster | None, sizes: Sizes) -> None:
         say(f"{entry.peer.title}: {found['through_bulk_per_s']:,.0f} jobs/s end to end")
 
 
-def tune(entries: Sequence[Entry], cluster: Cluster | None, sizes: Sizes, rounds: int) -> Any:
-    """End-to-end rates with all settings."""
-    found: dict[str, dict[str, float | str]] = {}
-    for entry in (each for each in entries if not each.errors):
-        rates = found[entry.peer.name] = {}
-        for setting in entry.peer.settings:
-            try:
-                tries = [attempt(entry.peer, setting, cluster, sizes) for _ in range(rounds)]
-                rates[setting.text] = round(statistics.median(tries))
-            except PeerFailed as error:
-                rates[setting.text] = str(error)
-            say(f"{entry.peer.title}, {setting.text}: {rates[setting.text]}")
-    return found
+def choose(entry: Entry, cluster: Cluster | None, sizes: Sizes) -> None:
+    """Tries the settings of a peer's workers."""
+    for setting in entry.peer.settings:
+        try:
+            entry.tried[setting.text] = round(attempt(entry.peer, setting, cluster, sizes))
+        except PeerFailed as error:
+            say(f"{entry.peer.title}, {setting.text}: {error}")
+        else:
+            say(f"{entry.peer.title}, {setting.text}: {entry.tried[setting.text]:,.0f} jobs/s")
 
 
 def _cluster(stack: contextlib.ExitStack, peers: Sequence[Peer]) -> Cluster | None:
@@ -143,7 +146,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="of each part")
     parser.add_argument("--tasks", type=int, help="at most in each part")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
-    parser.add_argument("--tune", action="store_true", help="try the settings of workers")
     parser.add_argument("--list", action="store_true", help="name the peers and end")
     parser.add_argument("--save", action="store_true", help="for the documentation")
     parser.add_argument("--json", action="store_true", help="JSON, also on a terminal")
@@ -170,20 +172,17 @@ def main(arguments: Sequence[str]) -> int:
         except NotInstalled as error:
             say(str(error))
             return 1
-        if given.tune:
-            result["settings"] = tune(entries, cluster, sizes, rounds)
-        else:
-            for number in range(rounds):
-                say(f"round {number + 1} of {rounds}")
-                for entry in entries:
-                    if len(entry.errors) < GIVE_UP:
-                        take_turn(entry, cluster, sizes)
-            result |= {
-                "brokers": brokers.versions(),
-                "peers": [entry.result() for entry in entries],
-            }
+        for entry in () if given.quick else entries:
+            if not entry.errors:
+                choose(entry, cluster, sizes)
+        for number in range(rounds):
+            say(f"round {number + 1} of {rounds}")
+            for entry in entries:
+                if len(entry.errors) < GIVE_UP:
+                    take_turn(entry, cluster, sizes)
+    result |= {"brokers": brokers.versions(), "peers": [entry.result() for entry in entries]}
     if given.save:
-        save(result, "peers-settings" if given.tune else "peers")
+        save(result, "peers")
         report.draw(result)
     print_result(result, report.rows(result), as_json=given.json)
     return 0
