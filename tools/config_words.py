@@ -12,6 +12,7 @@ WORDS = {
     "server.log_level": "`debug`, `info`, `warning` or `error`",
     "server.log_format": "`json`, one object per line, or `text`",
     "server.otlp_endpoint": "where traces are sent, `http://host:port` of an OTLP receiver (gRPC)",
+    "server.profiling": "whether admins may take profiles of the process over HTTP",
     "server.insecure_peer_http": "send tokens unencrypted to other shards on other hosts",
     "server.shard": "which of `[[shards]]` this server belongs to; usually said by `--shard`",
     "server.tls.cert": "file with the server's certificate, and those that lead to its CA (PEM)",

@@ -192,7 +192,7 @@ def test_every_method_has_its_operation() -> None:
     files = (tasks_pb2, workers_pb2, admin_pb2)
     services = [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
     assert {one.name for service in services for one in service.methods} == set(methods())
-    assert set(OPERATIONS.values()) | {Operation.METRICS} == set(Operation)
+    assert set(OPERATIONS.values()) | {Operation.METRICS, Operation.PROFILE} == set(Operation)
     assert PERMISSIONS[Role.ADMIN] == set(Operation)
     for role in (Role.CLIENT, Role.WORKER, Role.METRICS):
         assert PERMISSIONS[role] < PERMISSIONS[Role.ADMIN]

@@ -26,6 +26,7 @@ from cronoq_server.api.console.history import History
 from cronoq_server.api.console.pages import About, Shown
 from cronoq_server.api.grpc_api import all_handlers
 from cronoq_server.api.http.gateway import HttpServer, application
+from cronoq_server.api.http.profiling import Profiler
 from cronoq_server.api.listener import SERVICES, TESTING, Listener, claim
 from cronoq_server.api.metrics import Metrics
 from cronoq_server.api.specs import SpecReader
@@ -168,6 +169,7 @@ class Server:
                 self.reader,
                 self.metrics.render,
                 pages.routes(self.history, self._about(), self.authenticator),
+                Profiler() if config.server.profiling else None,
             ),
             ReplicaRole(self._replica),
             self.authenticator,

@@ -69,6 +69,7 @@ class Operation(StrEnum):
     BACKFILL_SCHEDULE = "backfill a schedule"
     PAUSE_POOL = "pause or resume a pool"
     SET_RESOURCE = "resize a resource"
+    PROFILE = "take a profile of the process"
     MOVE_CLOCK = "move the test clock"
 
 

@@ -55,6 +55,7 @@ class ServerConfig:
     log_level: str = rules.entry(rules.choice("debug", "info", "warning", "error"), "info")
     log_format: str = rules.entry(rules.choice("json", "text"), "json")
     otlp_endpoint: str | None = rules.entry(rules.open_url, None)
+    profiling: bool = rules.entry(rules.boolean, False)
     insecure_peer_http: bool = rules.entry(rules.boolean, False)
     shard: str | None = rules.entry(rules.name, None)
     tls: TlsConfig = rules.table(TlsConfig)

@@ -39,6 +39,7 @@ from cronoq_server.api.http.front import (
 )
 from cronoq_server.api.http.listener import HttpListener
 from cronoq_server.api.http.openapi import document
+from cronoq_server.api.http.profiling import PROFILE, Profiler, read_seconds
 from cronoq_server.api.http.table import WATCH, all_routes
 from cronoq_server.api.service import Service
 from cronoq_server.api.specs import SpecReader
@@ -89,6 +90,7 @@ def application(
     reader: SpecReader,
     metrics: Render,
     further: Sequence[BaseRoute] = (),
+    profiler: Profiler | None = None,
 ) -> FastAPI:
     """The routes, for callers that are known.
 
@@ -99,6 +101,7 @@ def application(
         reader: Reads task specs.
         metrics: Makes a scrape.
         further: Routes of others, such as pages; they find the caller in the request's scope.
+        profiler: Takes profiles for operators; None = there is no such route.
     """
     app = _Application(
         title="cronoq",
@@ -127,11 +130,28 @@ def application(
 
     _add(app, OPENAPI, "GET", openapi)
     _add(app, METRICS, "GET", scrape)
+    if profiler is not None:
+        _add(app, PROFILE, "GET", _profiling(profiler))
     app.openapi = lambda: described  # type: ignore[method-assign]
     app.router.routes.extend(further)
     app.add_exception_handler(HTTPException, _not_served)
     app.add_exception_handler(Exception, _failed)
     return app
+
+
+def _profiling(profiler: Profiler) -> Endpoint:
+    """Serves profiles."""
+
+    async def serve(request: Request) -> Response:
+        try:
+            require(request.scope[WHO], Operation.PROFILE)
+            text = await profiler.take(read_seconds(request.scope["query_string"]))
+        except Refused as refused:
+            return await _finish(answers.refusal(refused.refusal), request)
+        media = (b"content-type", b"text/plain; charset=utf-8")
+        return await _finish(Reply(text.encode(), headers=[media]), request)
+
+    return serve
 
 
 def _add(app: FastAPI, path: str, method: str, serve: Endpoint) -> None:
