@@ -1,10 +1,10 @@
 """Decides how the whole is held under load and faults for long, and what has to stay as it was.
 
-`./justw campaign soak [--minutes N] [--seed S] [--rate R] [--every S] [--save]` has three servers
-over one PostgreSQL, a worker of each language's SDK and callers that submit at a steady rate and
-wait for each end. Every so often a fault of chance strikes. Memory and open files of servers and
-workers have to stay flat, no task may be stuck, and the p99 has to be what it was soon after each
-fault.
+`./justw campaign soak [--minutes N] [--seed S] [--rate R] [--every S] [--save NAME]` has three
+servers over one PostgreSQL, a worker of each language's SDK and callers that submit at a steady
+rate and wait for each end. Every so often a fault of chance strikes. Memory and open files of
+servers and workers have to stay flat, no task may be stuck, and the p99 has to be what it was soon
+after each fault.
 """
 
 from __future__ import annotations
@@ -31,7 +31,16 @@ import cronoq
 from cronoq_server._proto import admin_pb2_grpc, task_pb2
 from tests.bench.environment import RESULTS, describe, save
 from tests.bench.picture import Axes, Line, draw
-from tests.campaigns._soak_measure import Growth, Sample, Took, growth, look, p99, recovered_s
+from tests.campaigns._soak_measure import (
+    WINDOW_S,
+    Growth,
+    Sample,
+    Took,
+    growth,
+    look,
+    p99,
+    recovered_s,
+)
 from tests.e2e.audit import judge
 from tests.e2e.faults import (
     Scene,
@@ -48,7 +57,6 @@ from tests.e2e.place import SHORT, PostgresPlace, Waits, postgres_place
 from tests.e2e.replicas import Balancer, Group, ReplicaProcess
 from tests.stores.pg import running_cluster
 
-RESULT = "soak"
 SERVERS = 3
 KEPT = 0
 """This server is never ended: its memory is that of the whole run."""
@@ -58,6 +66,7 @@ SLOTS = 16
 DEADLINE_S = 120.0
 LOOK_S = 5.0
 RECOVERED_S = 10.0
+REST_S = RECOVERED_S + WINDOW_S
 KEEPS = "retention_s = 60\nkeep_finished_s = 120\nprune_interval_s = 10\n"
 FURTHER = "\n[limits]\nkey_retention_s = 60\n"
 
@@ -240,7 +249,8 @@ class Run:
     async def _strike_again_and_again(self, scene: Scene, balancer: Balancer, load: Load) -> None:
         until_s = self._options.minutes * 60
         next_s = self._options.every
-        while next_s < until_s:
+        rest_s = 0 if self._options.short else REST_S
+        while next_s < until_s - rest_s:
             await asyncio.sleep(max(0.0, next_s - self._at()))
             load.look_for_errors()
             name = self._chance.choice(NAMES)
@@ -248,7 +258,8 @@ class Run:
             async with asyncio.timeout(DEADLINE_S):
                 name = await strike(name, scene, balancer)
             self.struck.append(Struck(name, round(struck_s, 1), round(self._at(), 1)))
-            next_s = max(next_s + self._options.every, self._at())
+            # A machine that is slow to undo a fault needs time before the next one, to recover.
+            next_s = max(next_s + self._options.every, self._at() + rest_s)
         await asyncio.sleep(max(0.0, until_s - self._at()))
 
     async def _look(self, group: Group) -> None:
@@ -327,7 +338,7 @@ def sparse(samples: list[Sample]) -> list[Sample]:
     return samples[:: max(1, len(samples) // 120)]
 
 
-def picture(run: Run, minutes: float) -> None:
+def picture(run: Run, minutes: float, name: str) -> None:
     """Draws memory, files and p99 over time."""
     memory = [
         Line(name, [s.at_s / 60 for s in sparse(seen)], [s.mib for s in sparse(seen)])
@@ -344,7 +355,7 @@ def picture(run: Run, minutes: float) -> None:
         Axes("minutes", "open files", False, files),
         Axes("minutes", "p99 from submit to end, s (faults included)", False, [slow]),
     ]
-    draw("Load and faults for long", parts, RESULTS / f"{RESULT}.png")
+    draw("Load and faults for long", parts, RESULTS / f"{name}.png")
 
 
 def read(arguments: Sequence[str]) -> argparse.Namespace:
@@ -358,7 +369,7 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--short", action="store_true", help="impatient servers, and no judgement of time or memory"
     )
-    parser.add_argument("--save", action="store_true", help="keep figures and picture for the page")
+    parser.add_argument("--save", metavar="NAME", help="keep figures and picture under this name")
     return parser.parse_args(arguments)
 
 
@@ -400,8 +411,9 @@ def main(arguments: Sequence[str]) -> int:
         series = {name: msgspec.to_builtins(sparse(seen)) for name, seen in run.samples.items()}
         minutely = per_minute(run.tasks, options.minutes)
         save(
-            head | told | {"struck": recoveries, "per_minute": minutely, "samples": series}, RESULT
+            head | told | {"struck": recoveries, "per_minute": minutely, "samples": series},
+            options.save,
         )
-        picture(run, options.minutes)
+        picture(run, options.minutes, options.save)
     print(f"{'BROKEN' if problems else 'ok'}: {len(run.tasks)} tasks, {len(recoveries)} faults")
     return 1 if problems else 0
