@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tests.bench.environment import RESULTS, ROOT, quantile
 from tests.bench.page import NAMES, Result
@@ -96,8 +97,8 @@ def _hosts() -> str:
     return f"{_table(rows)}\n\n{told}\n\n{_commits(parts)}"
 
 
-def _soak() -> str:
-    result = _load("soak")
+def _soak(name: str) -> str:
+    result = _load(name)
     rows: list[tuple[object, ...]] = [
         (
             "process",
@@ -108,10 +109,10 @@ def _soak() -> str:
             "files, most: 1st / 2nd half",
         )
     ]
-    for name, seen in result["growth"].items():
+    for process, seen in result["growth"].items():
         files = f"{seen['files_before']} / {seen['files_after']}"
         figures = (seen["mib"], seen["mib_per_hour"], seen["grown_mib"], seen["noise_mib"])
-        rows.append((name, *figures, files))
+        rows.append((process, *figures, files))
     after: dict[str, list[float | None]] = {}
     for struck in result["struck"]:
         after.setdefault(struck["fault"], []).append(struck["recovered_s"])
@@ -142,7 +143,10 @@ def _times(found: Sequence[float | None]) -> str:
 def _problems(problems: Sequence[str]) -> str:
     if not problems:
         return "Everything stayed as it was."
-    return f"What did not stay as it was: {'; '.join(problems)}."
+    return f"What did not stay as it was, {len(problems)} in all: {'; '.join(problems)}."
 
 
-TABLES: dict[str, Callable[[], str]] = {"hosts": _hosts, "soak": _soak}
+TABLES: dict[str, Callable[[], str]] = {
+    "hosts": _hosts,
+    "soak": partial(_soak, "soak"),
+}

@@ -31,11 +31,12 @@ PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One look at one process: when (seconds since the begin), resident memory, open files."""
+    """One look at one process: when (seconds since the begin), memory, open files, which one."""
 
     at_s: float
     mib: float
     files: int
+    pid: int = 0
 
 
 class Took(msgspec.Struct, frozen=True):
@@ -82,15 +83,17 @@ def look(pid: int, at_s: float) -> Sample | None:
         files = len(os.listdir(f"/proc/{pid}/fd"))
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return Sample(round(at_s, 1), round(pages * PAGE_MIB, 2), files)
+    return Sample(round(at_s, 1), round(pages * PAGE_MIB, 2), files, pid)
 
 
 def growth(samples: Sequence[Sample]) -> Growth:
     """What the samples of one process say, without those of its warm-up.
 
     Raises:
-        ValueError: There are fewer than ten.
+        ValueError: There are fewer than ten, or they are of several processes.
     """
+    if len({sample.pid for sample in samples}) > 1:
+        raise ValueError("a process that was started anew hides what the one before had taken")
     warm = samples[int(len(samples) * WARM_UP) :]
     if len(warm) < 10:
         raise ValueError(f"{len(warm)} samples are too few for a slope")

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import random
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -47,11 +48,9 @@ from tests.e2e.faults import (
     end_commit_sessions,
     end_lock_session,
     kill_database,
-    kill_leader,
     pause_database,
     pause_leader,
     restart_database,
-    stop_leader,
 )
 from tests.e2e.place import SHORT, PostgresPlace, Waits, postgres_place
 from tests.e2e.replicas import Balancer, Group, ReplicaProcess
@@ -153,19 +152,24 @@ class Load:
 
 async def strike(name: str, scene: Scene, balancer: Balancer) -> str:
     """Strikes with a fault; returns what it was, for one server is never ended."""
-    kept = scene.group.servers[KEPT]
-    if name in ("leader-killed", "leader-stopped") and (await scene.group.leader()) is kept:
+    leader = await scene.group.leader()
+    if name in ENDINGS and leader is scene.group.servers[KEPT]:
         name = "lock-session-ended"
     if name == "connections-cut":
         balancer.cut()
+    elif name in ENDINGS:
+        # This one, whoever leads by now: two may believe that they do.
+        await leader.end(ENDINGS[name])
+        await scene.group.another(leader)
+        await leader.start()
     else:
         await FAULTS[name](scene)
     return name
 
 
+ENDINGS = {"leader-killed": signal.SIGKILL, "leader-stopped": signal.SIGTERM}
+
 FAULTS = {
-    "leader-killed": kill_leader,
-    "leader-stopped": stop_leader,
     "leader-paused": pause_leader,
     "lock-session-ended": end_lock_session,
     "commit-sessions-ended": end_commit_sessions,
@@ -173,7 +177,7 @@ FAULTS = {
     "database-killed": kill_database,
     "database-paused": pause_database,
 }
-NAMES = (*FAULTS, "connections-cut")
+NAMES = (*ENDINGS, *FAULTS, "connections-cut")
 
 
 class Run:

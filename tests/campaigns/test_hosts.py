@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns import hosts
+from tests.campaigns import _page, hosts
 from tests.campaigns._hosts_play import STORES
 from tests.campaigns._hosts_wire import Rule, Wire
 
@@ -88,3 +88,9 @@ def test_a_fault_between_hosts_breaks_no_promise(
     told = capsys.readouterr().out
     assert code == 0, told
     assert f"  {fault}: " in told
+
+
+def test_the_page_shows_the_results_beside_it() -> None:
+    """A table that somebody typed would not be what was measured."""
+    page = _page.PAGE.read_text(encoding="utf-8")
+    assert _page.render(page) == page

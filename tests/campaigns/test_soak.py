@@ -45,6 +45,12 @@ def test_a_slope_needs_samples() -> None:
         growth(samples(0)[:12])
 
 
+def test_memory_of_two_processes_is_no_slope() -> None:
+    """What the first had taken is gone with it, and would look like a flat line."""
+    with pytest.raises(ValueError, match="started anew"):
+        growth([*samples(40), Sample(1801, 90, 20, pid=2)])
+
+
 def test_a_look_at_a_process_sees_it_or_its_absence() -> None:
     """This process has memory and files; one that is gone has none."""
     seen = look(os.getpid(), 1.0)
