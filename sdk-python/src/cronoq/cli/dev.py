@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from .app import WRONG, app, session
+from .connection import ENDPOINT
 
 LOOK_EVERY_S = 0.5
 STOP_S = 10.0
@@ -62,8 +63,15 @@ def dev(
     server: Annotated[bool, typer.Option(help="Start a server as well.")] = True,
     reload: Annotated[bool, typer.Option(help="Start the worker again when code changes.")] = True,
 ) -> None:
-    """Run a server and a worker from a module, for developing handlers."""
+    """Run a server and a worker from a module, for developing handlers.
+
+    With an endpoint of your own the server listens there, and the worker finds it in
+    CRONOQ_ENDPOINT, as an `App` does; a `Worker` goes where its module says.
+    """
     here = session(context)
+    # Whoever asks for an end, it is in order: first the worker, then its server.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    endpoint = here.target.endpoint
     serving: subprocess.Popen[bytes] | None = None
     working: subprocess.Popen[bytes] | None = None
     if server:
@@ -71,13 +79,17 @@ def dev(
         if command is None:
             here.output.errors.print("cronoq-server is not installed: pip install cronoq-server")
             raise typer.Exit(WRONG)
-        serving = subprocess.Popen([command, "--store", store])
+        listen = [] if endpoint == ENDPOINT else ["--grpc-addr", endpoint.rpartition("/")[2]]
+        # A process group of its own: Ctrl-C is for this command to pass on.
+        serving = subprocess.Popen([command, "--store", store, *listen], process_group=0)
     seen = stamps(Path.cwd())
     try:
         while True:
             if working is None:
                 working = subprocess.Popen(
-                    [sys.executable, "-c", RUN, worker, here.target.endpoint]
+                    [sys.executable, "-c", RUN, worker],
+                    env={**os.environ, "CRONOQ_ENDPOINT": endpoint},
+                    process_group=0,
                 )
             time.sleep(LOOK_EVERY_S)
             if serving is not None and serving.poll() is not None:
