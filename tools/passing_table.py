@@ -62,6 +62,7 @@ ABOUT: Final[Mapping[Operation, About]] = {
     Operation.BACKFILL_SCHEDULE: _CHANGED_BY_KEY,
     Operation.PAUSE_POOL: OnPool,
     Operation.SET_RESOURCE: lambda _: OnResource("rb"),
+    Operation.PROFILE: lambda _: OnOwn(),
     Operation.MOVE_CLOCK: lambda _: OnOwn(),
 }
 
