@@ -763,6 +763,18 @@ class TestFailover:
             assert await done(rig.running) is Ending.FENCED
             await other.stop()
 
+    async def test_a_deposed_leader_calls_no_cursor_unknown(self) -> None:
+        """Its successor gave it: whoever resumes with it has lost nothing, and asks elsewhere."""
+        async with real() as rig:
+            await submitted(rig, task())
+            other = await succeed(rig)
+            cursor = other.driver.watchers.present()
+            wanted = WatchFilter(all_transitions=True)
+            watch = asyncio.create_task(rig.driver.watchers.open(wanted, after_cursor=cursor))
+            assert await refusal(watch) is ErrorReason.STORE_UNAVAILABLE
+            assert await done(rig.running) is Ending.FENCED
+            await other.stop()
+
     @pytest.mark.regression("R6")
     @pytest.mark.parametrize("turns", range(0, 24, 2))
     async def test_each_attempt_number_is_dispatched_once(self, turns: int) -> None:

@@ -101,7 +101,7 @@ class Watchers:
         Raises:
             Refused: The cursor is unknown, or no call is taken now.
         """
-        cursor = self._known(after_cursor) if after_cursor else None
+        cursor = await self._known(after_cursor, scope) if after_cursor else None
         watching = await self._ask(wanted.ids, wanted.keys, scope)
         try:
             ended, refusals = await self._ended(watching, scope)
@@ -159,16 +159,27 @@ class Watchers:
         del self._starts[call]
         self._left()
 
-    def _known(self, given: bytes) -> Cursor:
-        cursor, ring = cursors.decode(given), self.ring
-        if cursor is None or cursor.epoch > self.epoch or cursor.position > ring.position:
-            raise Refused(CURSOR_UNKNOWN)
+    async def _known(self, given: bytes, scope: Scope) -> Cursor:
+        cursor = cursors.decode(given)
+        if cursor is not None and self._is_known(cursor):
+            return cursor
+        if cursor is not None:
+            # Its successor may have told what a leader that is none any more does not know: only
+            # one that leads may say that nobody knows it, and what it is asked is answered then.
+            proof = await self._ask((), (), scope)
+            self._give_up(proof.call)
+            if self._is_known(cursor):
+                return cursor
+        raise Refused(CURSOR_UNKNOWN)
+
+    def _is_known(self, cursor: Cursor) -> bool:
+        ring = self.ring
+        if cursor.epoch > self.epoch or cursor.position > ring.position:
+            return False
         if history_of(cursor.position) != history_of(ring.position):
-            raise Refused(CURSOR_UNKNOWN)  # given before the store was restored from a back-up
+            return False  # given before the store was restored from a back-up
         ahead = cursor.position == ring.position and cursor.index > ring.index
-        if cursor.epoch == self.epoch and ahead:
-            raise Refused(CURSOR_UNKNOWN)
-        return cursor
+        return not (cursor.epoch == self.epoch and ahead)
 
     def begin(self, watching: Watching) -> None:
         """A watch is durable in the engine: from here on, its caller misses nothing."""
