@@ -365,6 +365,22 @@ class TestResume:
             second = await done(post.watchers.open(ENDS, after_cursor=cursor))
             assert ids(await read(second)) == [1, 2]
 
+    async def test_a_cursor_of_how_tasks_stand_works_before_anything_else_happens(self) -> None:
+        """Again and again: a stream that breaks at once has moved nothing."""
+        async with leader() as post:
+            post.live = (TaskView(7, task(), Status.RUNNING, 1, 3, 5, 6, None, "", False),)
+            await post.commit(event(1))
+            cursor = post.watchers.present()
+            await post.store.release_leadership(post.term)
+        async with leader(disk=post.disk) as post:
+            post.live = (TaskView(7, task(), Status.RUNNING, 1, 3, 5, 6, None, "", False),)
+            for _ in range(3):
+                stream = await done(post.watchers.open(ALL, after_cursor=cursor))
+                batch = await read(stream)
+                assert ids(batch) == [7]
+                cursor = batch.cursor
+                await stream.aclose()
+
     async def test_a_cursor_from_elsewhere_is_unknown(self) -> None:
         """Garbage, one ahead of the store, one of a later leader, one ahead within the position."""
         async with leader() as post:

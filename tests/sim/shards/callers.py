@@ -322,12 +322,14 @@ class Callers:
         if told.message is not None:
             there = [one.name for one in told.message.schedules]
             for name, world in before.items():
-                if name not in there and world.name not in told.missing:
+                is_kept = name in self.promises.schedules  # else it was removed meanwhile
+                if is_kept and name not in there and world.name not in told.missing:
                     self.promises.broken("a listing leaves nothing out", f"schedule {name}", world)
 
     async def remove_schedule(self, name: str, pool: str) -> None:
         """Removes a schedule, however long it takes."""
         request = admin_pb2.RemoveRecurringRequest(name=name, pool=pool)
+        self.promises.schedules.pop(name, None)
         while True:
             told = await self.call(
                 ADMIN + "RemoveRecurring", request, admin_pb2.RemoveRecurringResponse, who="ops"

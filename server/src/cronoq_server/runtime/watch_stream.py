@@ -194,6 +194,9 @@ class WatchStream:
     async def _from_store(self, cursor: Cursor) -> AsyncIterator[list[tuple[StatusEvent, bytes]]]:
         """Ends from the cursor's position on, then how live tasks stand."""
         position, last = cursor.position + cursor.whole, 0
+        # Where nothing is found this is no further than the cursor was: it names no position that
+        # has not been yet.
+        here = cursors.encode(STORE_EPOCH, cursor.position, 0, cursor.whole)
         while True:
             self._check()
             page = await self._watchers.find_ends(position, last, self._pools)
@@ -207,8 +210,8 @@ class WatchStream:
             if not page.next_after:
                 break
             position, last = page.next_position, page.next_after
-        if self._all:
             here = cursors.encode(STORE_EPOCH, position, 0)
+        if self._all:
             async for views in self._watchers.live_tasks(self._pools, self._scope):
                 present = [(e, here) for view in views if self.wants(e := _present(view))]
                 if present:
