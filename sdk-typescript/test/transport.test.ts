@@ -237,8 +237,8 @@ describe("connections", () => {
       tries += 1;
       await soon(assert.rejects(first.unary(TasksService.get, request), UnavailableError));
     }
-    assert.ok(age() >= 250);
-    assert.ok(tries > 1);
+    assert.ok(age() >= 100);
+    assert.ok(tries > 0);
     assert.ok(first.isIdle);
     connection.close();
   });
