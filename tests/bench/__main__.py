@@ -13,6 +13,7 @@
     placement   what one start costs, by what tasks ask for
     recovery    a new leader: from asking for the leadership until it serves
     sdks        what the worker of each SDK manages
+    shards      what shards give, and what asking them all costs
     store       a store alone
     page        no benchmark: writes the tables of docs/performance.md from saved results
 
@@ -39,6 +40,7 @@ BENCHES = (
     "placement",
     "recovery",
     "sdks",
+    "shards",
     "store",
 )
 

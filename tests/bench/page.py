@@ -10,9 +10,13 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.bench import shards as sharding
 from tests.bench.e2e import BY_BACKLOG, LIMITED_POOL, SWEEP, saved
 from tests.bench.environment import RESULTS, ROOT
 from tests.bench.peers import report as peers
+
+PLAIN_FLOORS = {"memory": 20_000, "sqlite": 15_000, "postgres": 10_000}
+"""What each store has to reach without limits, tasks/s."""
 
 NAMES = {"memory": "memory", "sqlite": "SQLite", "postgres": "PostgreSQL"}
 PAGE = ROOT / "docs" / "performance.md"
@@ -136,7 +140,9 @@ def _limited() -> str:
         ("limited_tasks_per_s", "with fair share, semaphore and token bucket, tasks/s"),
     ):
         rows.append((name, *(_grouped(result[what]) for result in results)))
-    rows.append(("ratio, at least 0.7", *(result["limited_to_plain"] for result in results)))
+    rows.append(("with them to plain", *(result["limited_to_plain"] for result in results)))
+    floors = (_grouped(0.7 * PLAIN_FLOORS[result["store"]]) for result in results)
+    rows.append(("at least, tasks/s: 0.7 of what plain has to reach", *floors))
     for what, name in (
         ("server_us_per_task", "plain, server's µs for a task"),
         ("limited_server_us_per_task", "with them"),
@@ -375,6 +381,42 @@ def _shards() -> str:
     return "\n\n".join([_table(rows), *notes])
 
 
+def _sharding() -> str:
+    if not (RESULTS / f"{sharding.NAME}.json").exists():
+        return "Nobody has measured it yet."
+    result = _load(sharding.NAME)
+    rows: list[tuple[object, ...]] = [
+        ("who serves", "store", "tasks/s", "to one server", "servers' µs for a task")
+    ]
+    for store, ways in result["throughput"].items():
+        for way, found in ways.items():
+            rate, spent = _grouped(found["tasks_per_s"]), found["servers_us_per_task"]
+            rows.append((way, NAMES[store], rate, f"{found['to_one_server']:.2f}", spent))
+    counts = sorted({row["shards"] for row in result["reads"]})
+    reads: list[tuple[object, ...]] = [("a call, ms: p50 / processor time of all servers", *counts)]
+    for name in sharding.READS:
+        cells = (
+            f"{row['p50_ms']:.1f} / {row['asked_ms_per_call'] + row['others_ms_per_call']:.1f}"
+            for row in result["reads"]
+            if row["read"] == name
+        )
+        reads.append((name, *cells))
+    modelled: list[tuple[object, ...]] = [
+        ("modelled, a core for each shard's server", *counts),
+        (
+            "share of a core for reads of all",
+            *(f"{r['share_for_reads']:.3f}" for r in result["model"]),
+        ),
+    ]
+    for value, name in (
+        ("tasks_per_s_right_server", "tasks/s, callers go to their shard"),
+        ("tasks_per_s_any_server", "tasks/s, callers go to any server"),
+    ):
+        modelled.append((name, *(_grouped(row[value]) for row in result["model"])))
+    note = f"{_grouped(result['tasks'])} tasks in each of {result['rounds']} rounds, medians."
+    return "\n\n".join(map(_table, (rows, reads, modelled))) + f"\n\n{note} {_origin(result)}"
+
+
 def _failover() -> str:
     result = _load("failover")
     rows: list[tuple[object, ...]] = [
@@ -437,6 +479,7 @@ TABLES = {
     "failover": _failover,
     "faults": _faults,
     "shards": _shards,
+    "sharding": _sharding,
     "peers": _peers,
 }
 

@@ -96,6 +96,21 @@ def test_idle_workers_are_connected_and_counted() -> None:
     assert result["server_core_percent"] >= 0
 
 
+def test_shards_are_measured_alone_and_together() -> None:
+    """Throughput of one and two servers, reads of all shards, and what follows for more."""
+    sizes = ("--tasks", "400", "--rounds", "1", "--calls", "2", "--shards-max", "2")
+    result = result_of(bench("shards", *sizes))
+
+    for ways in result["throughput"].values():
+        assert [way["tasks_per_s"] > 0 for way in ways.values()] == [True] * 3
+    assert {(row["read"], row["shards"]) for row in result["reads"]} == {
+        (read, shards)
+        for read in ("get by key", "snapshot", "list, newest first")
+        for shards in (1, 2)
+    }
+    assert [row["shards"] for row in result["model"]] == [1, 2]
+
+
 def test_an_unknown_benchmark_is_refused_with_the_names_of_those_there_are() -> None:
     """A slip of the pen costs one look."""
     run = bench("engines")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -88,6 +89,29 @@ async def test_signal_ends_the_server_in_order(number: signal.Signals) -> None:
     ready = lines[actions.index("server_ready")]
     assert ready["grpc_addr"] == address
     assert "restart loses the queue" in lines[actions.index("memory_store_used")]["message"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pipes that keep writes apart are Linux's")
+async def test_every_line_is_one_write_even_unbuffered() -> None:
+    """Output and log may share a pipe: whoever reads it finds each line whole."""
+    reading, writing = os.pipe2(os.O_DIRECT)  # a read returns what one write wrote
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "cronoq_server"),
+        *("--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"),
+        stdout=writing,
+        stderr=writing,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    os.close(writing)
+    said: list[bytes] = []
+    while written := await asyncio.to_thread(os.read, reading, 65536):
+        said.append(written)
+        if written.startswith(READY):
+            process.terminate()
+    os.close(reading)
+    assert await process.wait() == 0
+    assert any(written.startswith(READY) for written in said)
+    assert [written for written in said if not written.endswith(b"\n")] == []
 
 
 async def test_running_attempt_may_report_during_shutdown() -> None:

@@ -217,7 +217,7 @@ def _serve(config: Config, reread: Callable[[], Config], *, test_clock: bool) ->
     try:
         return app.run(
             config,
-            lambda address: print(f"serving gRPC on {address}", flush=True),
+            _announce,
             reread=reread,
             test_clock=test_clock,
         )
@@ -227,6 +227,12 @@ def _serve(config: Config, reread: Callable[[], Config], *, test_clock: bool) ->
     except Unusable as error:
         print(f"cronoq-server: the store can't be used: {error}", file=sys.stderr)
         return FAILED
+
+
+def _announce(address: Address) -> None:
+    # With its end in one write: unbuffered, `print` writes the end by itself, and where output and
+    # log share a pipe, a line of the log may come between.
+    print(f"serving gRPC on {address}\n", end="", flush=True)
 
 
 def _shards(config: Config) -> int:

@@ -264,7 +264,12 @@ class ShardWorld(World):
         """Notes whether it is in trouble now."""
         leader, weather = self.leader, self.weather
         calm = weather.slowest <= CALM and not weather.failing and not weather.down
-        if leader is None or not calm or leader.machine.frozen_until > self.timeline.now:
+        is_here = (
+            leader is not None
+            and not leader.replica.stopping  # it refuses calls from the moment it is asked to stop
+            and leader.machine.frozen_until <= self.timeline.now
+        )
+        if not (is_here and calm):
             self.unwell_at = self.timeline.now
 
     def balance(self, *, knows: bool) -> ShardProcess | None:
