@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable
 from typing import Any
 
@@ -96,6 +97,18 @@ async def test_fenced_leader_stands_by() -> None:
             if caught.value.trailing_metadata():
                 assert reason_of(caught.value)[0] == "NOT_LEADER"
                 break
+
+
+async def test_a_leadership_leaves_nothing_in_memory() -> None:
+    """The driver, its engine and all that they knew are gone when the next leadership serves."""
+    store = faulty()
+    async with serving(store=store) as edge:
+        kept = await edge.submit()
+        driver = weakref.ref(edge.server.leader())
+        store.add_faults(Fault.REJECTED)
+        assert await reason(edge.submit()) == "STORE_UNAVAILABLE"
+        await answered(edge, kept)
+        assert driver() is None
 
 
 async def test_late_store_is_told_and_outlived() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from cronoq_server.runtime import SystemChance, tame_gc
+from cronoq_server.runtime import SystemChance, free_spared, tame_gc
 from cronoq_server.runtime.collector import THRESHOLDS
 
 
@@ -27,6 +28,27 @@ def test_what_is_there_is_spared_and_collections_are_rarer() -> None:
     assert gc.get_freeze_count() > 0
     assert gc.get_threshold() == THRESHOLDS
     assert gc.isenabled()
+
+
+class Holder:
+    """Holds itself, as an engine and its driver hold each other."""
+
+    def __init__(self) -> None:
+        self.held = self
+
+
+@pytest.mark.usefixtures("_own_collector")
+def test_what_was_spared_is_freed_once_nobody_holds_it() -> None:
+    """Else every leadership of a process would leave its tasks behind."""
+    holder = Holder()
+    seen = weakref.ref(holder)
+    tame_gc()
+    del holder
+    gc.collect()
+    assert seen() is not None  # which is why it has to be said that it may go
+    free_spared()
+    assert seen() is None
+    assert gc.get_freeze_count() == 0
 
 
 def test_chance_stays_within_its_bound() -> None:

@@ -52,6 +52,7 @@ from cronoq_server.runtime import (
     Scalers,
     SystemChance,
     SystemClock,
+    free_spared,
     tame_gc,
 )
 from cronoq_server.runtime.manual_clock import ManualClock
@@ -333,6 +334,7 @@ class Server:
         """See `Stage.stand_by`."""
         self._http.stand_by()
         await self._listener.stand_by()
+        free_spared()
 
     def _engine(self, leadership: Leadership) -> Engine:
         self._leadership = leadership

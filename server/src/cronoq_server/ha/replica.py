@@ -163,6 +163,14 @@ class Replica:
         return Outcome.STOPPED
 
     async def _lead(self, leadership: Leadership) -> Ending:
+        """One leadership; nothing here holds on to what it had when the stage stands by again."""
+        try:
+            return await self._have_term(leadership)
+        finally:
+            if not self.stopping:
+                await self._stage.stand_by()
+
+    async def _have_term(self, leadership: Leadership) -> Ending:
         """One leadership, from recovery to its end."""
         keeper = Keeper(leadership, self._clock, self._settings.term)
         engine = self._engine(leadership)
@@ -182,8 +190,6 @@ class Replica:
         finally:
             self._keeper = None
             await _end(keeping)
-            if not self.stopping:
-                await self._stage.stand_by()
 
     # --- recovering ------------------------------------------------------------------------------
 

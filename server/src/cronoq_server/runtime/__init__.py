@@ -6,7 +6,7 @@ here decides what becomes of a task.
 
 from cronoq_server.runtime.chance import SystemChance
 from cronoq_server.runtime.clock import Alarm, Clock, SteadyWall, SystemClock, after, within
-from cronoq_server.runtime.collector import tame_gc
+from cronoq_server.runtime.collector import free_spared, tame_gc
 from cronoq_server.runtime.driver import Driver, DriverSettings, Ending
 from cronoq_server.runtime.inbox import Inbox, ResultStream
 from cronoq_server.runtime.pruner import Pruner, PruneSettings
@@ -42,6 +42,7 @@ __all__ = [
     "Watchers",
     "Webhook",
     "after",
+    "free_spared",
     "tame_gc",
     "within",
 ]

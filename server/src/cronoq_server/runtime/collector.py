@@ -15,9 +15,20 @@ THRESHOLDS = (10_000, 20, 50)
 def tame_gc() -> None:
     """Collects once, spares what is there from later collections, and makes those rarer.
 
-    Called by a server at its start and after each recovery; a library that others embed leaves
-    the collector to its host.
+    Called by a server after each recovery; what it spares is given back by `free_spared` when that
+    leadership is over. A library that others embed leaves the collector to its host.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
+
+
+def free_spared() -> None:
+    """Spares nothing any more, and frees what nobody holds; without effect if nothing is spared.
+
+    An engine and its driver know each other, so only the collector can free them. Spared, they and
+    all tasks of theirs would stay for as long as the process lives.
+    """
+    if gc.get_freeze_count():
+        gc.unfreeze()
+        gc.collect()
