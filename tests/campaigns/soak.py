@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import signal
 import tempfile
@@ -71,11 +72,15 @@ FURTHER = "\n[limits]\nkey_retention_s = 60\n"
 
 
 class Struck(msgspec.Struct, frozen=True):
-    """One fault: which, when it began and was over (seconds since the begin)."""
+    """One fault: which, when it began and was over (seconds since the begin).
+
+    The machine's load average as it began says whether others had the time that a recovery needs.
+    """
 
     fault: str
     at_s: float
     over_s: float
+    load_average: float
 
 
 class Load:
@@ -190,6 +195,7 @@ class Run:
         self._commands = commands
         self._chance = random.Random(options.seed)
         self._began = time.monotonic()
+        self._ended_s = options.minutes * 60
         self._stack = AsyncExitStack()
         self._workers: dict[str, Participant] = {}
         self.samples: dict[str, list[Sample]] = {}
@@ -252,19 +258,23 @@ class Run:
 
     async def _strike_again_and_again(self, scene: Scene, balancer: Balancer, load: Load) -> None:
         until_s = self._options.minutes * 60
-        next_s = self._options.every
+        next_s, rested_s = self._options.every, 0.0
         rest_s = 0 if self._options.short else REST_S
         while next_s < until_s - rest_s:
             await asyncio.sleep(max(0.0, next_s - self._at()))
             load.look_for_errors()
             name = self._chance.choice(NAMES)
-            struck_s = self._at()
+            struck_s, busy = self._at(), round(os.getloadavg()[0], 1)
             async with asyncio.timeout(DEADLINE_S):
                 name = await strike(name, scene, balancer)
-            self.struck.append(Struck(name, round(struck_s, 1), round(self._at(), 1)))
+            over_s = self._at()
+            self.struck.append(Struck(name, round(struck_s, 1), round(over_s, 1), busy))
             # A machine that is slow to undo a fault needs time before the next one, to recover.
-            next_s = max(next_s + self._options.every, self._at() + rest_s)
-        await asyncio.sleep(max(0.0, until_s - self._at()))
+            rested_s = over_s + rest_s
+            next_s = max(next_s + self._options.every, rested_s)
+        # So it does after the last one.
+        await asyncio.sleep(max(0.0, max(until_s, rested_s) - self._at()))
+        self._ended_s = self._at()
 
     async def _look(self, group: Group) -> None:
         """Looks at all processes, again and again."""
@@ -293,10 +303,13 @@ class Run:
 
     def recoveries(self) -> list[dict[str, Any]]:
         """Each fault, and how soon after it tasks took as long as before."""
-        ends = [*(each.at_s for each in self.struck[1:]), self._options.minutes * 60]
+        ends = [*(each.at_s for each in self.struck[1:]), self._ended_s]
         return [
             msgspec.to_builtins(each)
-            | {"recovered_s": recovered_s(self.tasks, each.at_s, each.over_s, until_s)}
+            | {
+                "next_s": round(until_s - each.over_s, 1),
+                "recovered_s": recovered_s(self.tasks, each.at_s, each.over_s, until_s),
+            }
             for each, until_s in zip(self.struck, ends, strict=True)
         ]
 
@@ -322,8 +335,15 @@ def judged(growths: dict[str, Growth], recoveries: list[dict[str, Any]]) -> list
             problems.append(f"{name} has {seen.files_after} files, was {seen.files_before}")
     for each in recoveries:
         after = each["recovered_s"]
-        if after is None or after > RECOVERED_S:
-            problems.append(f"{each['fault']} at {each['at_s']} s: recovered after {after} s")
+        if after is None:
+            told = f"not recovered within {each['next_s']} s"
+        elif after > RECOVERED_S:
+            told = f"recovered after {after} s"
+        else:
+            continue
+        problems.append(
+            f"{each['fault']} at {each['at_s']} s: {told}, load average {each['load_average']}"
+        )
     return problems
 
 

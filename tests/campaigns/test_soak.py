@@ -73,10 +73,13 @@ def test_recovery_is_told_from_the_end_of_the_fault() -> None:
 def test_what_did_not_stay_as_it_was_is_named() -> None:
     """A verdict says who has grown and after which fault tasks stayed slow."""
     growths = {"server0": growth(samples(40, files=40)), "go": growth(samples(0))}
-    slow = {"fault": "leader-killed", "at_s": 20.0, "over_s": 22.0, "recovered_s": None}
-    well = {"fault": "leader-paused", "at_s": 40.0, "over_s": 42.0, "recovered_s": 1.5}
-    problems = soak.judged(growths, [slow, well])
-    assert [problem.split()[0] for problem in problems] == ["server0", "server0", "leader-killed"]
+    struck = {"fault": "leader-killed", "at_s": 20.0, "next_s": 14.0, "load_average": 3.0}
+    recoveries = [struck | {"recovered_s": after} for after in (None, 12.5, 1.5)]
+    grown, files, never, late = soak.judged(growths, recoveries)
+    assert grown.startswith("server0 has grown by")
+    assert files.startswith("server0 has")
+    assert never.endswith(": not recovered within 14.0 s, load average 3.0")
+    assert late.endswith(": recovered after 12.5 s, load average 3.0")
 
 
 def test_nothing_is_stuck_after_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
