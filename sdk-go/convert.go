@@ -1,6 +1,7 @@
 package cronoq
 
 import (
+	"math"
 	"time"
 
 	pb "github.com/cronoq/cronoq/sdk-go/internal/cronoqpb"
@@ -18,8 +19,14 @@ func secondsPtr(duration *time.Duration) *float64 {
 	return new(duration.Seconds())
 }
 
+// durationOf reads seconds of the wire; what no duration can hold counts as none, since Go leaves
+// open what converting such a number yields.
 func durationOf(seconds float64) time.Duration {
-	return time.Duration(seconds * float64(time.Second))
+	nanoseconds := seconds * float64(time.Second)
+	if nanoseconds >= 0 && nanoseconds < math.MaxInt64 {
+		return time.Duration(nanoseconds)
+	}
+	return 0
 }
 
 func durationPtr(seconds *float64) *time.Duration {

@@ -214,7 +214,7 @@ func decode(payload []byte, contentType string, into any, ownType string) error 
 		return decodeNothing(into)
 	}
 	media, _, _ := strings.Cut(or(contentType, ownType), ";")
-	switch strings.ToLower(strings.TrimSpace(media)) {
+	switch strings.Map(lowerASCII, strings.Trim(media, " \t")) {
 	case bytesType:
 		wanted, isAny := into.(*any)
 		if !isAny {
@@ -236,17 +236,21 @@ func decode(payload []byte, contentType string, into any, ownType string) error 
 	return failure(ErrPayload, "unknown content type %q", contentType)
 }
 
+// lowerASCII folds ASCII alone, as all SDKs do: to others a Kelvin sign is a k.
+func lowerASCII(letter rune) rune {
+	if 'A' <= letter && letter <= 'Z' {
+		return letter + 'a' - 'A'
+	}
+	return letter
+}
+
 func decodeMsgpack(payload []byte, into any) error {
-	reader := bytes.NewReader(payload)
-	decoder := msgpack.NewDecoder(reader)
-	decoder.SetCustomStructTag("json")
-	if err := decoder.Decode(into); err != nil {
+	if err := checkMsgpack(payload); err != nil {
 		return err
 	}
-	if reader.Len() > 0 {
-		return errors.New("there is more behind the value")
-	}
-	return nil
+	decoder := msgpack.NewDecoder(bytes.NewReader(payload))
+	decoder.SetCustomStructTag("json")
+	return decoder.Decode(into)
 }
 
 func decoded(err error, into any, media string) error {

@@ -42,6 +42,8 @@ mod convert;
 mod endpoint;
 mod engagement;
 mod errors;
+#[cfg(test)]
+mod fuzz_tests;
 mod handlers;
 mod link;
 mod options;

@@ -242,7 +242,8 @@ fn decode_known(payload: &[u8], content_type: &str, own_type: &str, slot: Slot<'
             .map_err(|error| payload_error(format!("the task has no payload: {error}")));
     }
     let named = if content_type.is_empty() { own_type } else { content_type };
-    let media = named.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let media = named.split(';').next().unwrap_or_default();
+    let media = media.trim_matches([' ', '\t']).to_ascii_lowercase();
     let told = match media.as_str() {
         JSON_TYPE => {
             let mut source = serde_json::Deserializer::from_slice(payload);
@@ -252,9 +253,13 @@ fn decode_known(payload: &[u8], content_type: &str, own_type: &str, slot: Slot<'
                 .and_then(|()| source.end().map_err(|error| error.to_string()))
         }
         MSGPACK_TYPE => {
-            let mut source = rmp_serde::Deserializer::from_read_ref(payload);
+            let mut rest = payload;
+            let mut source = rmp_serde::Deserializer::new(&mut rest);
             let erased = &mut <dyn erased_serde::Deserializer<'_>>::erase(&mut source);
-            read(erased).map_err(|error| error.to_string())
+            read(erased).map_err(|error| error.to_string()).and_then(|()| {
+                let is_whole = rest.is_empty();
+                is_whole.then_some(()).ok_or_else(|| "there is more behind the value".to_owned())
+            })
         }
         BYTES_TYPE => {
             let erased = &mut <dyn erased_serde::Deserializer<'_>>::erase(RawBytes(payload));

@@ -14,6 +14,7 @@ import { deflateSync, inflateSync } from "node:zlib";
 import { decode as unpack, encode as pack } from "@msgpack/msgpack";
 
 import { PayloadError } from "./errors.js";
+import { isTextUtf8 } from "./text.js";
 
 export const BYTES_TYPE = "application/octet-stream";
 export const JSON_TYPE = "application/json";
@@ -250,16 +251,23 @@ function valueOf(payload: Uint8Array, contentType: string, ownType: string): unk
     return undefined; // A task without payload.
   }
   const [media = ""] = (contentType === "" ? ownType : contentType).split(";", 1);
-  switch (media.trim().toLowerCase()) {
+  switch (plainMedia(media)) {
     case BYTES_TYPE:
       return payload;
     case JSON_TYPE:
       return read(payload, JSON_TYPE, parseJson);
     case MSGPACK_TYPE:
-      return read(payload, MSGPACK_TYPE, (bytes) => unpack(bytes));
+      return read(payload, MSGPACK_TYPE, parseMsgpack);
     default:
       throw new PayloadError(`unknown content type '${contentType}'`);
   }
+}
+
+/** Cuts off spaces and tabs and folds ASCII alone, as all SDKs do: a Kelvin sign is no k. */
+function plainMedia(media: string): string {
+  return media
+    .replace(/^[ \t]+|[ \t]+$/g, "")
+    .replace(/[A-Z]+/g, (letters) => letters.toLowerCase());
 }
 
 function read(
@@ -272,6 +280,14 @@ function read(
   } catch (error) {
     throw new PayloadError(`payload is no ${media}: ${textOf(error)}`, { cause: error });
   }
+}
+
+function parseMsgpack(payload: Uint8Array): unknown {
+  const value = unpack(payload);
+  if (!isTextUtf8(payload)) {
+    throw new TypeError("its text is not UTF-8");
+  }
+  return value;
 }
 
 function parseJson(payload: Uint8Array): unknown {

@@ -99,13 +99,25 @@ export function readErrorInfo(bytes: Uint8Array): ErrorInfo {
 function errorInfoOf(status: Status): ErrorInfo {
   for (const detail of status.details) {
     if (detail.typeUrl.endsWith(`/${ERROR_INFO_TYPE}`)) {
-      const info = decodeErrorInfo(detail.value);
-      if (info.domain === ERROR_DOMAIN) {
+      const info = decodedOrNothing(detail.value);
+      if (info?.domain === ERROR_DOMAIN) {
         return { reason: reasonOf(info.reason), details: Object.fromEntries(info.metadata) };
       }
     }
   }
   return { reason: undefined, details: {} };
+}
+
+/** A detail that is not what it says is passed over: the status still says that the call failed. */
+function decodedOrNothing(bytes: Uint8Array): WireErrorInfo | undefined {
+  try {
+    return decodeErrorInfo(bytes);
+  } catch (error) {
+    if (error instanceof Error) {
+      return undefined;
+    }
+    throw error;
+  }
 }
 
 interface WireErrorInfo {

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.campaigns import _endpoint_vectors as endpoint_vectors
 from tests.campaigns._parser_cases import CORPUS, LONGEST, damaged, read_corpus, write_corpus
 from tests.campaigns._parser_targets import TARGETS
 
@@ -90,8 +91,38 @@ def fuzz_plain(name: str, seconds: int, seed: int) -> bool:
     return True
 
 
-OTHERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {}
+def _go(fuzz: str, *tests: str) -> tuple[str, tuple[str, ...]]:
+    run = "|".join((fuzz, *tests))
+    ends = ("-fuzztime", "{seconds}s", "-timeout", "0")
+    return "sdk-go", ("go", "test", "-run", f"^({run})$", "-fuzz", f"^{fuzz}$", *ends, ".")
+
+
+def _typescript(*files: str) -> tuple[str, tuple[str, ...]]:
+    return "sdk-typescript", ("node", "scripts/test.mjs", *files)
+
+
+def _rust(*tests: str) -> tuple[str, tuple[str, ...]]:
+    shown = ("--nocapture", *tests)
+    return "sdk-rust", ("cargo", "test", "--quiet", "--locked", "--lib", "--", *shown)
+
+
+OTHERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "go-endpoints": _go("FuzzEndpoint", "TestEndpoint_ReadsAsAllSDKsDo"),
+    "go-errors": _go("FuzzError", "TestError_IsReadAsAllSDKsDo"),
+    "go-payloads": _go("FuzzPayload", "TestPayload_IsReadAsAllSDKsDo"),
+    "go-times": _go("FuzzTime"),
+    "typescript-endpoints": _typescript("fuzz-endpoints", "endpoint"),
+    "typescript-errors": _typescript("fuzz-errors"),
+    "typescript-payloads": _typescript("fuzz-payloads"),
+    "rust-endpoints": _rust("fuzz_tests::endpoints", "endpoint::tests"),
+    "rust-errors": _rust("fuzz_tests::errors", "fuzz_tests::shared_errors"),
+    "rust-payloads": _rust("fuzz_tests::payloads", "fuzz_tests::shared_payloads"),
+    "rust-times": _rust("fuzz_tests::times"),
+}
 """Targets of other languages: the folder and the command, in which `{seconds}` is the time."""
+
+ENDPOINTS: Final = 5000
+"""Endpoints that Python makes anew for each run of another language's, beside what that makes."""
 
 
 def fuzz_other(name: str, seconds: int, seed: int) -> bool:
@@ -99,6 +130,13 @@ def fuzz_other(name: str, seconds: int, seed: int) -> bool:
     folder, command = OTHERS[name]
     spoken = [part.replace("{seconds}", str(seconds)) for part in command]
     environment = {**os.environ, "CRONOQ_FUZZ_S": str(seconds), "CRONOQ_FUZZ_SEED": str(seed)}
+    if "CRONOQ_CACHE" in os.environ:
+        environment["CARGO_TARGET_DIR"] = str(Path(os.environ["CRONOQ_CACHE"]) / "rust-target")
+    if name.endswith("-endpoints"):
+        FOUND.mkdir(exist_ok=True)
+        shared = FOUND / f"endpoints-{seed}.json"
+        endpoint_vectors.write(shared, endpoint_vectors.texts(ENDPOINTS, seed))
+        environment["CRONOQ_ENDPOINT_VECTORS"] = str(shared)
     return subprocess.run(spoken, cwd=ROOT / folder, env=environment, check=False).returncode == 0
 
 

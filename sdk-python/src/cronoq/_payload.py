@@ -158,10 +158,11 @@ class ZlibTransform:
         """Returns the original bytes."""
         unpacker = zlib.decompressobj()
         try:
-            plain = unpacker.decompress(payload, self._max_bytes)
+            # One byte more than is allowed tells what is too long from what just fits.
+            plain = unpacker.decompress(payload, self._max_bytes + 1)
         except zlib.error as error:
             raise PayloadError(f"payload is not zlib: {error}") from error
-        if unpacker.unconsumed_tail:
+        if len(plain) > self._max_bytes:
             raise PayloadError(f"payload unpacks to more than {self._max_bytes} bytes")
         if not unpacker.eof:
             raise PayloadError("payload is cut off: its zlib stream has no end")
@@ -202,8 +203,13 @@ def _name(wanted: Any) -> str:
 
 
 def plain_type(content_type: str) -> str:
-    """Returns a content type without its parameters and transforms."""
-    return content_type.partition(";")[0].strip().lower()
+    """Returns a content type without its parameters and transforms, in lower case.
+
+    Only ASCII is folded and only spaces and tabs are cut off, as in all SDKs: a Kelvin sign is
+    no k.
+    """
+    media = content_type.partition(";")[0].strip(" \t")
+    return media.lower() if media.isascii() else media
 
 
 @functools.lru_cache(maxsize=1024)

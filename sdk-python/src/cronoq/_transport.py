@@ -446,9 +446,15 @@ def read_error_info(status: bytes) -> tuple[ErrorReason | None, dict[str, str]]:
 
 def error_info_of(status: status_pb2.Status) -> tuple[ErrorReason | None, dict[str, str]]:
     """Returns reason and details of a google.rpc.Status; none when it carries none of ours."""
+    from google.protobuf.message import DecodeError
+
     for detail in status.details:
         info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info) and info.domain == _ERROR_DOMAIN:
+        try:
+            is_info = detail.Unpack(info)
+        except DecodeError:
+            continue  # It says nothing; the status itself still says that the call failed.
+        if is_info and info.domain == _ERROR_DOMAIN:
             return ErrorReason.from_wire(info.reason), dict(info.metadata)
     return None, {}
 
