@@ -2,7 +2,7 @@
  * Decides what a gRPC status says: its reason and details, and whether the call was ever sent.
  */
 
-import { BinaryReader } from "@bufbuild/protobuf/wire";
+import { BinaryReader, WireType } from "@bufbuild/protobuf/wire";
 import { type Metadata, status as Code } from "@grpc/grpc-js";
 
 import { type CronoqError, errorFor, type ErrorReason, reasonOf } from "./errors.js";
@@ -126,24 +126,20 @@ interface WireErrorInfo {
   metadata: Map<string, string>;
 }
 
-/** google.rpc.ErrorInfo: 1 reason, 2 domain, 3 metadata. */
+/** google.rpc.ErrorInfo: 1 reason, 2 domain, 3 metadata. A field of another form is none of these. */
 function decodeErrorInfo(bytes: Uint8Array): WireErrorInfo {
   const reader = new BinaryReader(bytes);
   const info: WireErrorInfo = { reason: "", domain: "", metadata: new Map() };
   while (reader.pos < reader.len) {
     const [field, wireType] = reader.tag();
-    switch (field) {
-      case 1:
-        info.reason = reader.string();
-        break;
-      case 2:
-        info.domain = reader.string();
-        break;
-      case 3:
-        info.metadata.set(...decodeEntry(reader.bytes()));
-        break;
-      default:
-        reader.skip(wireType, field);
+    if (wireType !== WireType.LengthDelimited || field > 3) {
+      reader.skip(wireType, field);
+    } else if (field === 1) {
+      info.reason = reader.string();
+    } else if (field === 2) {
+      info.domain = reader.string();
+    } else {
+      info.metadata.set(...decodeEntry(reader.bytes()));
     }
   }
   return info;
@@ -154,12 +150,10 @@ function decodeEntry(bytes: Uint8Array): [string, string] {
   const entry: [string, string] = ["", ""];
   while (reader.pos < reader.len) {
     const [field, wireType] = reader.tag();
-    if (field === 1) {
-      entry[0] = reader.string();
-    } else if (field === 2) {
-      entry[1] = reader.string();
-    } else {
+    if (wireType !== WireType.LengthDelimited || field > 2) {
       reader.skip(wireType, field);
+    } else {
+      entry[field - 1] = reader.string();
     }
   }
   return entry;
