@@ -21,7 +21,9 @@ use crate::views::{
 pub(crate) fn unix_ns(instant: SystemTime) -> Result<i64> {
     let nanoseconds = match instant.duration_since(UNIX_EPOCH) {
         Ok(after) => i64::try_from(after.as_nanos()).ok(),
-        Err(before) => i64::try_from(before.duration().as_nanos()).ok().map(|ns| -ns),
+        // The first instant of the wire is further from the epoch than the last.
+        Err(before) => 0i64
+            .checked_sub_unsigned(u64::try_from(before.duration().as_nanos()).unwrap_or(u64::MAX)),
     };
     nanoseconds.ok_or_else(|| {
         Error::of(ErrorReason::InvalidField, "an instant lies beyond what the wire can hold")
