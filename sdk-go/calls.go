@@ -48,7 +48,7 @@ func (d *delays) reset() { d.failures = 0 }
 type caller struct {
 	options    ClientOptions
 	connection connectOptions
-	conn       *grpc.ClientConn
+	way        *connection
 	tasks      pb.TasksClient
 	admin      pb.AdminClient
 
@@ -61,14 +61,14 @@ type caller struct {
 }
 
 func newCaller(options ClientOptions, connection connectOptions) (*caller, error) {
-	conn, err := dial(connection, connection.endpoint)
+	way, err := newConnection(connection)
 	if err != nil {
 		return nil, fmt.Errorf("cronoq: %w", err)
 	}
 	life, end := context.WithCancel(context.Background())
 	return &caller{
-		options: options, connection: connection, conn: conn,
-		tasks: pb.NewTasksClient(conn), admin: pb.NewAdminClient(conn), life: life, end: end,
+		options: options, connection: connection, way: way,
+		tasks: pb.NewTasksClient(way), admin: pb.NewAdminClient(way), life: life, end: end,
 	}, nil
 }
 
@@ -92,7 +92,7 @@ func (c *caller) close() error {
 	if !isFirst {
 		return nil
 	}
-	err := c.conn.Close()
+	err := c.way.close()
 	c.running.Wait()
 	return err
 }

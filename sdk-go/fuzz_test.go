@@ -387,7 +387,7 @@ func FuzzError(f *testing.F) {
 
 // FuzzTime holds durations and instants of the wire against exact arithmetic.
 func FuzzTime(f *testing.F) {
-	for _, seconds := range []float64{0, -0.0, 1.5, -1, 1e-9, 9.3e9, 1e300, math.NaN(), math.Inf(1), math.Inf(-1)} {
+	for _, seconds := range []float64{0, math.Copysign(0, -1), 1.5, -1, 1e-9, 9.3e9, 1e300, math.NaN(), math.Inf(1), math.Inf(-1)} {
 		f.Add(seconds, int64(seconds))
 	}
 	f.Fuzz(func(t *testing.T, seconds float64, unixNs int64) {

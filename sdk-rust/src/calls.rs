@@ -218,7 +218,11 @@ impl Caller {
         if is_broken_connection(status) {
             self.connection.broke(live);
         }
-        call_error(status, None)
+        let error = call_error(status, None);
+        if error.reason().is_some_and(ErrorReason::says_not_executed) {
+            self.connection.leave(live);
+        }
+        error
     }
 }
 

@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
@@ -320,7 +320,12 @@ fn root_text(error: &dyn StdError) -> String {
 pub(crate) struct Live {
     pub(crate) channel: Channel,
     number: u64,
+    made_at: Instant,
 }
+
+/// A connection that is younger is kept when its server says that another leads, which bounds how often
+/// a client connects.
+const LEAVE_AFTER: Duration = Duration::from_millis(100);
 
 type Dialling = Shared<BoxFuture<'static, Result<Live>>>;
 
@@ -379,7 +384,7 @@ impl Connection {
         let connection = Arc::clone(self);
         let dialling = async move {
             let dialled = dial(&connection.options, &connection.options.endpoint).await;
-            let live = dialled.map(|channel| Live { channel, number });
+            let live = dialled.map(|channel| Live { channel, number, made_at: Instant::now() });
             let mut state = connection.state();
             // A dial that was overtaken, since certificates changed meanwhile, serves its callers only.
             if state.number == number && state.dialling.take().is_some() {
@@ -395,6 +400,13 @@ impl Connection {
         let mut state = self.state();
         if state.live.as_ref().is_some_and(|live| live.number == broken.number) {
             state.live = None;
+        }
+    }
+
+    /// Gives up a connection whose server does not lead: behind the same address somebody else may.
+    pub(crate) fn leave(&self, standby: &Live) {
+        if standby.made_at.elapsed() >= LEAVE_AFTER {
+            self.broke(standby);
         }
     }
 

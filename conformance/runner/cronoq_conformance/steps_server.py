@@ -247,6 +247,18 @@ async def call(stage: Stage, peer: Any, fields: Fields) -> None:
         exchange.end(fields["refuse"])
 
 
+async def refuse_calls(stage: Stage, peer: Any, fields: Fields) -> None:
+    """Refuses call after call of a method until an earlier command has its answer."""
+    given_up = stage.answers[fields["until"]]
+    while True:
+        coming = asyncio.ensure_future(stage.peers[peer].next_call(fields["method"]))
+        await asyncio.wait({coming, given_up}, return_when=asyncio.FIRST_COMPLETED)
+        if not coming.done():
+            coming.cancel()
+            return
+        coming.result().end(fields["refuse"])
+
+
 async def answer(stage: Stage, name: Any, fields: Fields) -> None:
     """Answers a call."""
     exchange = exchange_of(stage, name)
@@ -407,6 +419,7 @@ STEPS: dict[str, Step] = {
     "delays": delays,
     "streams": streams,
     "call": call,
+    "refuse_calls": refuse_calls,
     "answer": answer,
     "submits": submits,
     "submit_many_outcomes": submit_many_outcomes,
