@@ -66,14 +66,20 @@ class Children:
         Raises:
             DemoError: It said something else, or nothing in time.
         """
+        child = await self._start(name, (sys.executable, "-m", *module), subprocess.PIPE)
+        return await _await_announcement(child, announcement)
+
+    async def run(self, name: str, command: Sequence[str]) -> None:
+        """Starts a program that says nothing when it is ready."""
+        await self._start(name, command, None)
+
+    async def _start(self, name: str, command: Sequence[str], output: int | None) -> Child:
         log = (self._logs / f"{name}.log").open("wb")
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            *module,
+            *command,
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=log if output is None else output,
             stderr=log,
             start_new_session=True,
         )
@@ -81,7 +87,7 @@ class Children:
         ended.add_done_callback(lambda _: self._has_ended.set())
         child = Child(name, process, log, ended)
         self._children.append(child)
-        return await _await_announcement(child, announcement)
+        return child
 
     async def first_end(self) -> NoReturn:
         """Waits until a child ends that nobody stopped, and raises that as ProcessEnded."""

@@ -1,8 +1,11 @@
 """The program behind `./justw demo`: a server, a worker, real work, and a check of what came out.
 
     ./justw demo [--path DIR] [--store STORE]
+    ./justw demo --languages [--rounds N]
 
-With a store that lasts, a run that was cut short goes on when the same command is given again.
+With --languages it is another one: a worker in each of four languages, tasks for all of them, and
+the console to look at, until Ctrl-C. With a store that lasts, a run that was cut short goes on when
+the same command is given again.
 
 Exit codes: 0 all is as it should be, 1 something is not (the message says what), 2 the command
 line is wrong, 128 + N the signal N ended it. In every case whatever it started is stopped.
@@ -15,7 +18,8 @@ import asyncio
 import signal
 import sys
 import tempfile
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from demo.children import ROOT, Children
 from demo.errors import DemoError, ProcessEnded
 from demo.folder import find_files
 from demo.handlers import WORKING
+from demo.languages import show
 from demo.progress import Progress
 from demo.work import Run, Summary, plan_for
 
@@ -39,9 +44,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--path", type=Path, default=ROOT, metavar="DIR", help="folder to count (these sources)"
     )
     parser.add_argument("--store", default=MEMORY, help="the server's: memory, or sqlite:PATH")
+    parser.add_argument(
+        "--languages", action="store_true", help="workers in four languages, until Ctrl-C"
+    )
+    parser.add_argument("--rounds", type=int, help="with --languages: end after so many")
     options = parser.parse_args(arguments)
     try:
-        summary = asyncio.run(_run(options.path.resolve(), options.store))
+        if options.languages:
+            tasks = asyncio.run(_run(partial(show, rounds=options.rounds)))
+        else:
+            folder, store = options.path.resolve(), options.store
+            tasks = asyncio.run(_run(lambda children, _: _work(children, folder, store)))
     except _Interrupted as interrupt:
         print(f"\ndemo: {interrupt}, everything is stopped", file=sys.stderr)
         return 128 + interrupt.number
@@ -50,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, ProcessEnded) and options.store != MEMORY:
             print("demo: the tasks are safe; run it again to go on", file=sys.stderr)
         return 1
-    print(f"demo: ok {summary.tasks} tasks")
+    print(f"demo: ok {tasks} tasks")
     return 0
 
 
@@ -62,19 +75,19 @@ class _Interrupted(Exception):
         self.number = number
 
 
-async def _run(folder: Path, store: str) -> Summary:
+async def _run(play: Callable[[Children, Path], Coroutine[Any, Any, int]]) -> int:
     """Does everything that may be cut short, then stops the processes, which nothing cuts short."""
     signals = _listen()
     with tempfile.TemporaryDirectory(prefix="cronoq-demo-") as logs:
         children = Children(Path(logs))
         try:
-            work = _work(children, folder, store)
-            summary: Summary = await _first(work, children.first_end(), _interrupt(signals))
+            work = play(children, Path(logs))
+            tasks: int = await _first(work, children.first_end(), _interrupt(signals))
         finally:
             failures = await children.stop()
         if failures:
             raise failures[0]
-        return summary
+        return tasks
 
 
 def _listen() -> asyncio.Queue[int]:
@@ -103,7 +116,7 @@ async def _first(*works: Coroutine[Any, Any, Any]) -> Any:
     return [task for task in tasks if task in done][-1].result()
 
 
-async def _work(children: Children, folder: Path, store: str) -> Summary:
+async def _work(children: Children, folder: Path, store: str) -> int:
     files = await asyncio.to_thread(find_files, folder)
     server = ("cronoq_server", "--store", store, "--grpc-addr", ANY_PORT, "--http-addr", ANY_PORT)
     address = await children.start("server", server, SERVING)
@@ -120,7 +133,7 @@ async def _work(children: Children, folder: Path, store: str) -> Summary:
         finally:
             progress.close()
     _print_summary(summary)
-    return summary
+    return summary.tasks
 
 
 def _print_summary(summary: Summary) -> None:

@@ -1,6 +1,6 @@
 """A worker: run it beside a server, then run submit_and_wait.py.
 
-python hello_worker.py [ENDPOINT]
+python hello_worker.py [ENDPOINT [POOL]]
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from cronoq import Attempt, Permanent, Retryable, Worker
 
-worker = Worker(endpoint=sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:7070", slots=8)
+endpoint = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:7070"
+pool = sys.argv[2] if len(sys.argv) > 2 else "default"
+worker = Worker(endpoint=endpoint, pool=pool, slots=8)
 
 
 @dataclass

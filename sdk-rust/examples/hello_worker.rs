@@ -1,6 +1,7 @@
 //! A worker with all kinds of handlers. It runs until SIGTERM or Ctrl-C, then drains.
 //!
-//! Run it with `cargo run --example hello_worker -- 127.0.0.1:7070`.
+//! Run it with `cargo run --example hello_worker -- 127.0.0.1:7070`; a second word
+//! is the pool.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -48,7 +49,8 @@ async fn reverse(_attempt: Attempt, mut bytes: Vec<u8>) -> Result<Vec<u8>, Handl
 async fn main() -> cronoq::Result<()> {
     tracing_subscriber::fmt::init();
     let endpoint = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:7070".to_owned());
-    let mut worker = Worker::new(WorkerOptions { endpoint, slots: 8, ..Default::default() })?;
+    let pool = std::env::args().nth(2).unwrap_or_else(|| "default".to_owned());
+    let mut worker = Worker::new(WorkerOptions { endpoint, pool, slots: 8, ..Default::default() })?;
     worker
         .handler("bake", bake)?
         .handler_blocking("count_letters", count_letters)?

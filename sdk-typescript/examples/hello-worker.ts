@@ -1,18 +1,19 @@
 /**
  * A worker: run it beside a server, then run submit-and-wait and pipeline.
  *
- *     node hello-worker.js [ENDPOINT]
+ *     node hello-worker.js [ENDPOINT [POOL]]
  */
 
 import { Permanent, Retryable, Worker } from "cronoq";
 import { z } from "zod";
 
 const endpoint = process.argv[2] ?? "127.0.0.1:7070";
+const pool = process.argv[3] ?? "default";
 // docs: schema
 const Order = z.object({ customer: z.string(), cents: z.number().int() });
 // docs: end
 
-const worker = new Worker({ endpoint, slots: 8 });
+const worker = new Worker({ endpoint, pool, slots: 8 });
 
 worker.handler("greet", z.string(), (name) => `hello ${name}`);
 

@@ -1,6 +1,6 @@
 // Command hello_worker is a worker: run it beside a server, then run submit_and_wait and pipeline.
 //
-//	go run ./examples/hello_worker [ENDPOINT]
+//	go run ./examples/hello_worker [ENDPOINT [POOL]]
 package main
 
 import (
@@ -28,6 +28,9 @@ func main() {
 	options := cronoq.WorkerOptions{Slots: 8}
 	if len(os.Args) > 1 {
 		options.Endpoint = os.Args[1]
+	}
+	if len(os.Args) > 2 {
+		options.Pool = os.Args[2]
 	}
 	worker, err := cronoq.NewWorker(options)
 	if err != nil {
