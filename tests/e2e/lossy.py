@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tests.e2e.accepting import accepting
+
 COMMITTED = b"C\x00\x00\x00\x0bCOMMIT\x00"
 """How PostgreSQL says that a transaction is committed."""
 
@@ -23,21 +25,13 @@ class LossyRelay:
         self._target = target
         self._lose = False
         self._lost = asyncio.Event()
-        self._serving: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[LossyRelay]:
         """Listens while the context is open."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        try:
+        async with accepting(self._serve) as acceptor:
+            self.port = acceptor.port
             yield self
-        finally:
-            server.close()
-            await asyncio.sleep(0)  # who was accepted just now has not begun, and must be closed
-            for task in list(self._serving):
-                task.cancel()
-            await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def lose_one(self) -> None:
         """Returns when a transaction was committed and nobody was told."""
@@ -46,12 +40,11 @@ class LossyRelay:
         await self._lost.wait()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
-        with contextlib.suppress(OSError, asyncio.CancelledError), contextlib.closing(writer):
+        try:
             back, there = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            return
+        with contextlib.closing(there):
             ways = (
                 asyncio.create_task(self._pass(reader, there)),
                 asyncio.create_task(self._answer(back, writer)),
@@ -62,7 +55,6 @@ class LossyRelay:
                 for way in ways:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
-                there.close()
 
     async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while content := await source.read(65_536):

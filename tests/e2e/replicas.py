@@ -22,6 +22,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.accepting import Acceptor, accepting
+
 ROOT = Path(__file__).resolve().parents[2]
 
 CONFIG = """
@@ -225,7 +227,7 @@ class Balancer:
         self.accepted: list[float] = []
         self._ports = ports
         self._next = 0
-        self._pipes: set[asyncio.Task[None]] = set()
+        self._acceptor: Acceptor | None = None
 
     def busiest_second(self) -> int:
         """The most connections taken within any second."""
@@ -239,39 +241,27 @@ class Balancer:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Balancer]:
         """Listens while the context is open."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        try:
+        async with accepting(self._serve) as self._acceptor:
+            self.address = f"127.0.0.1:{self._acceptor.port}"
             yield self
-        finally:
-            server.close()
-            for pipe in self._pipes:
-                pipe.cancel()
-            await asyncio.gather(*self._pipes, return_exceptions=True)
 
     def cut(self) -> None:
         """Cuts every connection that there is."""
-        for pipe in self._pipes:
-            pipe.cancel()
+        if self._acceptor is not None:
+            self._acceptor.cut()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
         self.accepted.append(time.monotonic())
-        self._pipes.add(task)
-        task.add_done_callback(self._pipes.discard)
-        with contextlib.closing(writer):
-            for _ in self._ports:
-                self._next += 1
-                port = self._ports[self._next % len(self._ports)]
-                try:
-                    there, back = await asyncio.open_connection("127.0.0.1", port)
-                except OSError:
-                    continue
-                ends = asyncio.gather(_pipe(reader, back), _pipe(there, writer))
-                with contextlib.suppress(asyncio.CancelledError):  # it was cut, or all is over
-                    await ends
-                break
+        for _ in self._ports:
+            self._next += 1
+            port = self._ports[self._next % len(self._ports)]
+            try:
+                there, back = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                continue
+            with contextlib.closing(back):
+                await asyncio.gather(_pipe(reader, back), _pipe(there, writer))
+            break
 
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

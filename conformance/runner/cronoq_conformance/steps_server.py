@@ -249,9 +249,11 @@ async def call(stage: Stage, peer: Any, fields: Fields) -> None:
 
 async def refuse_calls(stage: Stage, peer: Any, fields: Fields) -> None:
     """Refuses call after call of a method until an earlier command has its answer."""
-    given_up = stage.answers[fields["until"]]
+    given_up: asyncio.Future[Any] = stage.answers[fields["until"]]
     while True:
-        coming = asyncio.ensure_future(stage.peers[peer].next_call(fields["method"]))
+        coming: asyncio.Future[Any] = asyncio.ensure_future(
+            stage.peers[peer].next_call(fields["method"])
+        )
         await asyncio.wait({coming, given_up}, return_when=asyncio.FIRST_COMPLETED)
         if not coming.done():
             coming.cancel()

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.e2e.accepting import accepting
+
 CHUNK = 65_536
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
@@ -41,22 +43,15 @@ class Gateway:
         self._next = 0
         self._way = asyncio.Event()
         self._way.set()
-        self._serving: set[asyncio.Task[None]] = set()
         self._lost: set[asyncio.StreamWriter] = set()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Gateway]:
         """Listens while the context is open."""
-        server = await asyncio.start_server(self._begin, "127.0.0.1", 0)
-        self._port = server.sockets[0].getsockname()[1]
-        self.address = f"127.0.0.1:{self._port}"
-        try:
+        async with accepting(self._serve) as acceptor:
+            self._port = acceptor.port
+            self.address = f"127.0.0.1:{self._port}"
             yield self
-        finally:
-            server.close()
-            for task in list(self._serving):
-                task.cancel()
-            await asyncio.gather(*self._serving, return_exceptions=True)
 
     def part(self) -> None:
         """Nothing from servers of other shards comes through any more, and nobody is told."""
@@ -68,12 +63,6 @@ class Gateway:
             writer.transport.abort()
         self._way.set()
 
-    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A task of our own: asyncio's would complain of being cancelled at the end.
-        task = asyncio.ensure_future(self._serve(reader, writer))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_peer = self._is_peer(writer.get_extra_info("peername")[1])
         try:
@@ -84,7 +73,6 @@ class Gateway:
                 await self._connect(reader, writer, is_peer=is_peer)
         finally:
             self._lost.discard(writer)
-            writer.close()
 
     async def _connect(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_peer: bool
