@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import os
 import socket
 import statistics
 import tempfile
@@ -42,12 +44,22 @@ endpoint = "http://127.0.0.1:{two}"
 """
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, all different.
+
+    They are from below those that the system gives to outgoing connections, which would take them
+    away again before the last of many servers has started.
+    """
+    with ExitStack() as stack:
+        found: list[int] = []
+        for port in range(20_000 + os.getpid() % 10_000, 32_000):
+            if len(found) == count:
+                break
+            probe = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
 
 
 async def measure(ports: Sequence[int], calls: int) -> dict[str, Any]:
@@ -89,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--save", action="store_true", help="keep the result beside the docs")
     wanted = parser.parse_args(arguments)
-    ports = [free_port(), free_port()]
+    ports = free_ports(2)
     with tempfile.TemporaryDirectory(prefix="cronoq-bench-") as folder, ExitStack() as stack:
         file = Path(folder, "cronoq.toml")
         file.write_text(CONFIG.format(one=ports[0], two=ports[1]))

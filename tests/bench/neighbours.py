@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -62,6 +63,7 @@ async def fill(number: int, port: int) -> None:
 
 async def main() -> None:
     """Serves until SIGTERM."""
+    logging.disable(logging.WARNING)
     entry, ports = int(sys.argv[1]), [int(port) for port in sys.argv[2].split(",")]
     async with asyncio.TaskGroup() as group:
         for server in every_server(entry, ports):

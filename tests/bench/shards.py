@@ -28,7 +28,7 @@ from cronoq.errors import TaskUnknownError
 from tests.bench import picture
 from tests.bench.e2e import run_tasks
 from tests.bench.environment import RESULTS, describe, print_result, quantile, save
-from tests.bench.forwarding import free_port
+from tests.bench.forwarding import free_ports
 from tests.bench.neighbours import READY, config_text, pool_of
 from tests.bench.processes import SERVING, cpu_seconds, started
 from tests.bench.worker import WORKING
@@ -51,7 +51,7 @@ class Cluster:
         self._stack = stack
         self.pids: list[int] = []
         self.addresses: list[str] = []
-        ports = {number: free_port() for number in range(1, shards + 1)}
+        ports = dict(enumerate(free_ports(shards), start=1))
         for number in ports:
             text = config_text(number, ports)
             if shards == 1:  # one server has what two shards have
@@ -185,8 +185,7 @@ async def measure_reads(
 
 def reads_of(count: int, calls: int) -> list[dict[str, Any]]:
     """Starts so many shards and measures the second part."""
-    entry = free_port()
-    ports = [free_port() for _ in range(count - 1)]
+    entry, *ports = free_ports(count)
     with tempfile.TemporaryDirectory(prefix="cronoq-bench-") as folder, ExitStack() as stack:
         others = []
         if ports:
