@@ -43,8 +43,10 @@ def main(arguments: list[str]) -> int:
     options = read(arguments)
     head = describe(RESULT) | {"minutes": options.minutes, "seed": options.seed}
     commands = asyncio.run(builds(options.lang))
-    rows, is_broken = [], False
-    for store in STORES if options.store == "all" else (options.store,):
+    stores = STORES if options.store == "all" else (options.store,)
+    rows = [row for store in stores for row in earlier(store)] if options.add else []
+    is_broken = False
+    for store in stores:
         for run in range(options.runs):
             seed = options.seed + run
             print(f"{store}, seed {seed}", flush=True)
@@ -57,7 +59,7 @@ def main(arguments: list[str]) -> int:
                 rows.append({"store": store, "seed": seed, **row})
                 print(json.dumps(row, indent=2), flush=True)
                 if options.save:
-                    keep(head | {"verdicts": judge(rows), "rows": rows})
+                    keep(head, rows)
     verdicts = judge(rows)
     print(json.dumps(verdicts, indent=2))
     late = [store for store, verdict in verdicts.items() if not verdict["is_held"]]
@@ -74,6 +76,7 @@ def read(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="decides what happens when")
     parser.add_argument("--lang", action="append", help="of workers; all if not given")
     parser.add_argument("--save", action="store_true", help="keep the figures for the page")
+    parser.add_argument("--add", action="store_true", help="to the runs that were kept before")
     return parser.parse_args(arguments)
 
 
@@ -128,15 +131,24 @@ def judge(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return verdicts
 
 
-def keep(result: dict[str, Any]) -> None:
-    """Keeps a result for the page, beside that of another store."""
+def earlier(store: str) -> list[dict[str, Any]]:
+    """The runs on a store that were kept before; none if there are none."""
     path = RESULTS / f"{RESULT}.json"
     stores = json.loads(path.read_text())["stores"] if path.exists() else {}
-    of = {name: result[name] for name in ("at", "commit", "load_average", "minutes")}
-    for store, verdict in result["verdicts"].items():
-        rows = [row for row in result["rows"] if row["store"] == store]
-        stores[store] = of | {"verdict": verdict, "rows": rows}
+    rows: list[dict[str, Any]] = stores.get(store, {}).get("rows", [])
+    return rows
+
+
+def keep(head: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Keeps runs for the page, beside those on another store."""
+    path = RESULTS / f"{RESULT}.json"
+    stores = json.loads(path.read_text())["stores"] if path.exists() else {}
+    of = {name: head[name] for name in ("at", "commit", "load_average", "minutes")}
+    for store, verdict in judge(rows).items():
+        stores[store] = of | {
+            "verdict": verdict,
+            "rows": [row for row in rows if row["store"] == store],
+        }
     save(
-        {name: result[name] for name in ("bench", "python", "cpu_count")} | {"stores": stores},
-        RESULT,
+        {name: head[name] for name in ("bench", "python", "cpu_count")} | {"stores": stores}, RESULT
     )
