@@ -324,3 +324,18 @@ async def test_mistakes_are_told_before_anything_begins(tmp_path: Path) -> None:
     with pytest.raises(Unusable, match="no such directory"):
         async with Scheduler(pools=[Pool("default")], store=nowhere):
             raise AssertionError("it leads without a store")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"store": "q.db"}, "a name alone says too little"),
+        ({"store": Path("q.db")}, "a name alone says too little"),
+        ({"store": 7}, "int is no store, it has no acquire_leadership and no commit"),
+        ({"pools": ["default"]}, r"pools\[0\]: must be a Pool, not str"),
+    ],
+)
+def test_things_of_another_kind_are_named(given: dict[str, Any], said: str) -> None:
+    """What was meant is said where it was given, not later by something else."""
+    with pytest.raises(TypeError, match=said):
+        Scheduler(**{"pools": [Pool("default")], **given})

@@ -166,7 +166,9 @@ class Scheduler:
 
         Raises:
             ConfigError: Something of it is wrong; all mistakes are named.
+            TypeError: What is to keep state, or is to be a pool, is neither.
         """
+        _check_types(pools, store)
         config = configuration.read(_document(pools, store, settings or {}), "scheduler")
         self._config = config
         self._clock = clock or SystemClock()
@@ -464,6 +466,22 @@ def _refusals() -> Iterator[None]:
         refusal = refused.refusal
         details = dict(refusal.details)
         raise SchedulerError(refusal.reason, refusal.message, details) from refused
+
+
+def _check_types(pools: Sequence[object], store: object) -> None:
+    if isinstance(store, str | Path):
+        text = "store: a name alone says too little; give SqliteStore(path) or PostgresStore(url)"
+        raise TypeError(text)
+    if store is not None and not isinstance(store, MemoryStore | SqliteStore | PostgresStore):
+        missing = [name for name in ("acquire_leadership", "commit") if not hasattr(store, name)]
+        if missing:
+            text = (
+                f"store: {type(store).__name__} is no store, it has no {' and no '.join(missing)}"
+            )
+            raise TypeError(text)
+    for index, pool in enumerate(pools):
+        if not isinstance(pool, Pool):
+            raise TypeError(f"pools[{index}]: must be a Pool, not {type(pool).__name__}")
 
 
 def _document(pools: Sequence[Pool], store: object, settings: Mapping[str, Any]) -> dict[str, Any]:
