@@ -127,6 +127,41 @@ async def test_what_is_open_is_served_by_a_standby(stage: Stage) -> None:
     assert await line.ended() == b""
 
 
+CHUNKED = b"POST /x HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("rest", [b"", b"y" * 100_000], ids=["at once", "and much more"])
+async def test_body_that_cannot_be_read_is_refused_at_once(stage: Stage, rest: bytes) -> None:
+    """Nobody waits for the end of a body that is broken in the middle."""
+    stage.lead()
+    line = await stage.line()
+    line.writer.write(CHUNKED + b"4\r\nhalfx" + rest)
+    assert (await line.answer()).status == 400
+    assert stage.asked == 0
+
+
+async def test_broken_body_behind_another_request_ends_the_connection(stage: Stage) -> None:
+    """What came before is answered; then nothing more comes, and nobody waits."""
+    stage.lead()
+    line = await stage.line()
+    line.writer.write(b"GET /slow HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" + CHUNKED + b"4\r\nhalfx")
+    await until(lambda: stage.asked == 1)
+    stage.released.set()
+    assert (await line.answer()).body == b"/slow"
+    assert await line.ended() == b""
+    assert stage.asked == 1
+
+
+async def test_what_follows_a_body_in_chunks_is_bounded(stage: Stage) -> None:
+    """Trailers without end are refused, bodies in very small chunks are not."""
+    stage.lead()
+    line = await stage.line()
+    line.writer.write(CHUNKED + b"1\r\nx\r\n" * 50_000 + b"0\r\n\r\n")
+    assert (await line.answer()).body == b"x" * 50_000
+    line.writer.write(CHUNKED + b"1\r\nx\r\n0\r\nx: " + b"y" * 20 * connection.HEAD_BYTES_MAX)
+    assert (await line.answer()).status == 431
+
+
 @pytest.mark.regression("R34")
 @pytest.mark.parametrize("said", [b"", b"GET /healthz HT", b"GET / HTTP/1.1\r\nhost: x\r\n"])
 async def test_silent_connection_is_closed(

@@ -35,7 +35,10 @@ IN_LINE_MAX: Final = 16
 """Requests that may stand in line on a connection before no more is read from it."""
 
 HEAD_BYTES_MAX: Final = 32 * 1024
-"""Most bytes of a request line with its headers."""
+"""Most bytes of a request line with its headers, and of what follows a body in chunks."""
+
+CHUNK_COST_MAX: Final = 16
+"""Bytes that each byte of a body may cost beside itself, for how it is cut into chunks."""
 
 CERTIFICATE_NAMES: Final = "cronoq.certificate_names"
 """Where a request's scope has the DNS names of the client's certificate."""
@@ -104,6 +107,7 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._room = 0
         self._in_head = True
         self._certificate_names: tuple[str, ...] = ()
 
@@ -161,6 +165,7 @@ class Connection(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         self._head_bytes += len(data)
+        self._room -= len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -169,7 +174,8 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(*_MALFORMED)
             return
-        if self._in_head and self._head_bytes > HEAD_BYTES_MAX:
+        # A body has its own limit; this one is for what the parser keeps.
+        if self._head_bytes > HEAD_BYTES_MAX if self._in_head else self._room < 0:
             self._refuse(*_HEAD_TOO_LARGE)
 
     def on_message_begin(self) -> None:
@@ -184,6 +190,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """A request can be answered."""
         self._in_head = False
+        self._room = self._head_bytes + HEAD_BYTES_MAX
         self._set_timer(None)
         self.server_state.waiting.pop(self, None)
         self.server_state.date()
@@ -195,8 +202,13 @@ class Connection(HttpToolsProtocol):
             # The base class stops reading here, and would not notice that the caller leaves.
             self.flow.resume_reading()
 
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body makes room for what it costs."""
+        self._room += len(body) * (1 + CHUNK_COST_MAX)
+        super().on_body(body)
+
     def _refuse(self, status: int, reason: str, message: str) -> None:
-        if self._unanswered:
+        if self._unanswered and not self._gives_up_body():
             # An answer is on its way and must not be cut in two.
             self._end_after_this()
             self.flow.pause_reading()
@@ -211,6 +223,22 @@ class Connection(HttpToolsProtocol):
         )
         self.transport.close()
         self._set_timer(CLOSE_TIMEOUT_S)
+
+    def _gives_up_body(self) -> bool:
+        """Ends the request whose body will never be whole; whether it is the next to be answered.
+
+        Whoever waits for the rest would wait as long as a slow body may take.
+        """
+        cycle = self.cycle
+        if not cycle.more_body or cycle.response_started:
+            return False
+        cycle.disconnected = True
+        cycle.message_event.set()
+        if self._unanswered > 1:
+            return False
+        if self._task is not None:
+            self._task.cancel()
+        return True
 
     # Answering
 
@@ -236,6 +264,7 @@ class Connection(HttpToolsProtocol):
         except asyncio.CancelledError:
             if not cycle.disconnected:
                 raise
+            self.transport.close()  # whether it has left or sent what can't be read
         finally:
             if self._answering is cycle:
                 self._task = self._answering = None
