@@ -16,7 +16,7 @@ from textual.widgets import DataTable
 
 from cronoq.cli import app as cli
 from cronoq.cli.connection import Misconfigured, Target, choose
-from cronoq.cli.show import Output
+from cronoq.cli.show import Output, plain
 from cronoq.cli.top import Top
 from tests.api.conftest import Edge, serving
 
@@ -299,3 +299,19 @@ def test_a_wrong_profile_is_explained(tmp_path: Path, text: str, profile: str, s
     file.write_text(text)
     with pytest.raises(Misconfigured, match=said.split("'", maxsplit=1)[0]):
         choose({}, profile, {"CRONOQ_CONFIG": str(file)})
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.123456, "0.123"),
+        (12.0, "12"),
+        (999.6, "1000"),
+        (1234.5, "1234"),
+        (1e7, "10000000"),
+    ],
+)
+def test_figures_have_no_exponent(value: float, text: str) -> None:
+    """Whoever reads a rate of a thousand a second sees a thousand."""
+    assert plain(value) == text

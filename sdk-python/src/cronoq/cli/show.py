@@ -102,7 +102,8 @@ def plain(value: Any) -> str:
     if isinstance(value, datetime):
         return ago(value)
     if isinstance(value, float):
-        return f"{value:.3g}"
+        # Three digits; where they are not enough for a whole number, all of them and no exponent.
+        return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):

@@ -12,12 +12,15 @@ export function instant(ns) {
   return ns === undefined || ns === null ? "–" : day.format(new Date(millis(ns)));
 }
 
+// Read as a number again, which drops zeros behind the point alone, and exponents.
+const rounded = (value, digits) => Number(value.toPrecision(digits));
+
 export function seconds(value) {
   if (value === undefined || value === null) return "–";
   if (value === 0) return "0 s";
   if (value < 0.001) return `${Math.round(value * 1e6)} µs`;
-  if (value < 1) return `${(value * 1000).toPrecision(3).replace(/\.?0+$/, "")} ms`;
-  if (value < 120) return `${value.toPrecision(3).replace(/\.?0+$/, "")} s`;
+  if (value < 1) return `${rounded(value * 1000, 3)} ms`;
+  if (value < 120) return `${rounded(value, 3)} s`;
   if (value < 7200) return `${Math.round(value / 60)} min`;
   if (value < 172_800) return `${(value / 3600).toFixed(1)} h`;
   return `${(value / 86_400).toFixed(1)} d`;
@@ -34,7 +37,7 @@ export function between(from, to) {
 }
 
 export function rate(value) {
-  return value >= 100 ? `${whole.format(Math.round(value))}/s` : `${value.toPrecision(2).replace(/\.0$/, "")}/s`;
+  return value >= 100 ? `${whole.format(Math.round(value))}/s` : `${rounded(value, 2)}/s`;
 }
 
 export function pairs(map) {
