@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -158,6 +158,24 @@ async def serve() -> AsyncIterator[Callable[[str], Any]]:
             return await stack.enter_async_context(serving(text))
 
         yield start
+
+
+async def joining(
+    work: Any, register: workers_pb2.Register, metadata: Sequence[tuple[str, str]] = ()
+) -> Any:
+    """A worker's stream that has said its first message; what came of it is for its `read`.
+
+    A server that refuses a call without reading from it may be faster than the write, and
+    grpc.aio then puts an INTERNAL of its own before the server's answer: that call is made again.
+    """
+    while True:
+        stream = work(metadata=metadata)
+        try:
+            await stream.write(workers_pb2.WorkerMessage(register=register))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INTERNAL and not error.trailing_metadata():
+                continue
+        return stream
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> tuple[str, dict[str, str]]:

@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from cronoq_server._proto import admin_pb2, task_pb2, tasks_pb2, workers_pb2
 from cronoq_server.api.auth import PERMISSIONS, Operation, Role
 from cronoq_server.api.rpc import OPERATIONS
-from tests.api.conftest import Edge, reason_of, serving
+from tests.api.conftest import Edge, joining, reason_of, serving
 from tests.api.permissions import (
     ADMIN,
     CONFIG,
@@ -111,9 +111,8 @@ class Grpc:
     async def _answer(self, method: str, token: str | None, target: Target) -> Any:
         stub = self.stub(method)
         if method == "Work":
-            stream = stub(metadata=bearer(token))
             register = workers_pb2.Register(pool=target.pool, protocol_version=4, slots=1)
-            await stream.write(workers_pb2.WorkerMessage(register=register))
+            stream = await joining(stub, register, bearer(token))
             answer = await stream.read()
             await stream.done_writing()
         elif method in ("Watch", "WatchBatches", "WaitMany"):

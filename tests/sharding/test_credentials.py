@@ -10,6 +10,7 @@ import pytest
 
 from cronoq_server._proto import task_pb2, tasks_pb2, workers_pb2
 from cronoq_server.api.passing import Passing, current
+from tests.api.conftest import joining
 from tests.sharding.conftest import Cluster, by_id, by_key, get, spec
 from tests.sharding.test_forwarding import refused
 
@@ -118,15 +119,13 @@ async def test_a_snapshot_of_nothing_but_a_missing_shard_is_empty(
 async def test_a_worker_hears_of_a_shard_only_if_it_may_work_there(guarded: Cluster) -> None:
     """The redirect names the endpoint to its own workers and to nobody else."""
     for name, expected in (("worker", "WRONG_SHARD"), ("all", "ROLE_NOT_ALLOWED")):
-        stream = guarded.edges["cpu"].workers.Work(metadata=bearer(name))
         register = workers_pb2.Register(pool="llm", slots=1, protocol_version=4)
-        await stream.write(workers_pb2.WorkerMessage(register=register))
+        stream = await joining(guarded.edges["cpu"].workers.Work, register, bearer(name))
         _, reason, metadata = await refused(stream.read())
         assert reason == expected
         assert ("cronoq-shard-endpoint" in metadata) == (name == "worker")
-    stream = guarded.edges["cpu"].workers.Work(metadata=bearer("worker"))
     register = workers_pb2.Register(pool="site", slots=1, protocol_version=4)
-    await stream.write(workers_pb2.WorkerMessage(register=register))
+    stream = await joining(guarded.edges["cpu"].workers.Work, register, bearer("worker"))
     _, reason, metadata = await refused(stream.read())
     assert reason == "POOL_NOT_ALLOWED"
     assert "cronoq-shard" not in metadata
