@@ -243,12 +243,7 @@ impl Error {
 
     /// The error for a gRPC status.
     pub(crate) fn from_code(code: Code, reason: Option<ErrorReason>, message: &str) -> Self {
-        let kind = match (reason, code) {
-            // The one reason that comes with two statuses.
-            (Some(ErrorReason::KeyInUse), Code::PermissionDenied) => ErrorKind::PermissionDenied,
-            (Some(reason), _) => reason.kind(),
-            (None, code) => kind_of(code),
-        };
+        let kind = reason.map_or_else(|| kind_of(code), ErrorReason::kind);
         let text = match (message, reason) {
             ("", Some(reason)) => reason.text().to_owned(),
             ("", None) => code_name(code).to_ascii_lowercase(),
@@ -440,7 +435,7 @@ mod tests {
         assert_eq!(known.kind(), ErrorKind::NotFound);
         assert_eq!(known.message(), "There is no such task.");
         let denied = Error::from_code(Code::PermissionDenied, Some(ErrorReason::KeyInUse), "");
-        assert_eq!(denied.kind(), ErrorKind::PermissionDenied);
+        assert_eq!(denied.kind(), ErrorKind::Conflict);
         assert_eq!(Error::from_code(Code::Aborted, None, "x").kind(), ErrorKind::Unavailable);
         assert!(ErrorReason::from_wire("a_reason_of_tomorrow").is_none());
     }

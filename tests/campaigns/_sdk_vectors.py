@@ -190,6 +190,8 @@ def error_vectors() -> list[dict[str, Any]]:
         found.append(error_vector(status_pb2.Status(code=code, message="x"), ""))
         found.append(error_vector(_status(code, "ERROR_REASON_OF_TOMORROW", a="b"), ""))
     found.append(error_vector(_status(5, "ERROR_REASON_TASK_UNKNOWN", domain="another"), ""))
+    # The one reason that comes with two statuses: that of another tenant's key is a denial.
+    found.append(error_vector(_status(7, "ERROR_REASON_KEY_IN_USE"), ""))
     for word in ("task_unknown", "Task_Unknown", "", "ERROR_REASON_"):
         found.append(error_vector(_status(9, word), ""))
     for broken in (
