@@ -88,6 +88,8 @@ class ShardPlay:
 
     def __init__(self, loop: TimedLoop, seed: int, count: int) -> None:
         self.chance = chance = random.Random(seed * 1000 + count)
+        # In every other world alone, so that those of seeds that once found something are the same.
+        self._is_fragile = seed % 2 == 0
         self.length: Duration = chance.randrange(40, 90) * SECOND
         self.cluster = Cluster(loop, chance, count, chance.choice((40, 1_000_000)))
         self.promises = Promises(self.cluster)
@@ -291,6 +293,8 @@ class ShardPlay:
             self._jump,
             self._trouble_worker,
         ]
+        if self._is_fragile:
+            kinds.append(self._break)
         for _ in range(chance.randrange(FAULTS_MIN, 12)):
             self._later(chance.choice(kinds), holds_up=True)
 
@@ -329,6 +333,19 @@ class ShardPlay:
         await self._clock.sleep(self._span(15))
         for other in self.cluster.worlds:
             self.cluster.wires.mend(world.number, other.number)
+
+    async def _break(self) -> None:
+        """Connections between shards break under calls, and the next ones are good at once."""
+        wires, until = self.cluster.wires, self.cluster.timeline.now + self._span(20)
+        self.cluster.count("connections between shards broken")
+        while self.cluster.timeline.now < until:
+            under_way = [call for call in wires.calls if call.origin is not None]
+            if under_way and self.chance.random() < 0.3:
+                call = self.chance.choice(under_way)
+                assert call.origin is not None
+                wires.cut(call.origin, call.target)
+                wires.mend(call.origin, call.target)
+            await self._clock.sleep(1 + int(10 * MILLISECOND * self.chance.random()))
 
     async def _believe_gone(self) -> None:
         self._some_world("leader believed gone").lapse()
