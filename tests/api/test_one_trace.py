@@ -71,3 +71,5 @@ async def test_one_trace_leads_from_the_submitter_to_every_attempt() -> None:
     assert links == [[own(submitted)]] * 2
     assert [attempt.status.is_ok for attempt in attempted] == [False, True]
     assert attribute(submitted, "messaging.message.id") == str(handle.id)
+    for span in (served, *waited, *attempted):
+        assert attribute(span, "cronoq.task_id") == str(handle.id)

@@ -58,7 +58,7 @@ async def test_a_traced_task_has_its_spans_in_its_submitters_trace(
     instants = [submit.start_time, commit.start_time, commit.end_time, submit.end_time]
     assert instants == sorted(instants, key=lambda instant: instant or 0)
     assert submit.attributes == {
-        "cronoq.task.id": str(task_id), "cronoq.pool": "default", "cronoq.kind": "k",
+        "cronoq.task_id": str(task_id), "cronoq.pool": "default", "cronoq.kind": "k",
     }  # fmt: skip
     assert wait.attributes is not None
     assert wait.attributes["cronoq.attempt"] == 1

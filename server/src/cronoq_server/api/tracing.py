@@ -79,7 +79,7 @@ class Tracing:
                 "cronoq.submit",
                 parent,
                 SpanKind.SERVER,
-                {"cronoq.task.id": str(task_id), **_about(spec)},
+                {"cronoq.task_id": str(task_id), **_about(spec)},
                 start_time=began.wall,
             )
             if began.mono <= commit_began:
@@ -100,7 +100,7 @@ class Tracing:
             if parent is None:
                 continue
             attributes: dict[str, str | int] = {
-                "cronoq.task.id": str(lease.task_id),
+                "cronoq.task_id": str(lease.task_id),
                 "cronoq.attempt": lease.attempt,
                 **_about(lease.spec),
             }
