@@ -15,32 +15,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Sequence
 from typing import Any
 
-from cronoq_server.engine import (
-    SECOND,
-    Completed,
-    Engine,
-    EngineSettings,
-    PoolSettings,
-    Submit,
-    SubmitMode,
-    TaskSpec,
-)
+from cronoq_server.engine import SECOND, EngineSettings, PoolSettings, TaskSpec
 from cronoq_server.engine.cron import Calendar, parse
-from cronoq_server.engine.effects import Dispatch
-from cronoq_server.engine.events import (
-    AttemptsReported,
-    Event,
-    PutSchedule,
-    Released,
-    WorkerJoined,
-)
-from cronoq_server.engine.model import Now, ScheduleSpec
-from cronoq_server.runtime import SystemChance, tame_gc
+from cronoq_server.engine.events import PutSchedule, WorkerJoined
+from cronoq_server.engine.model import ScheduleSpec
 from tests.bench.environment import describe, print_result, save
+from tests.bench.lives import Lives
 
 SLOTS = 1_000
 WAITING = 10_000
@@ -58,32 +41,23 @@ LOAD = 1_000
 PAYLOAD = bytes(200)
 
 
-class Flat:
-    """An engine under a steady flow."""
+class Flat(Lives):
+    """An engine under a steady flow of tasks that are all alike."""
 
     def __init__(self, waiting: int, workers: int, schedules: int) -> None:
         pool = PoolSettings("default", max_pending=10_000_000)
-        self._engine = Engine(EngineSettings((pool,)), SystemChance())
-        self._now = Now(1_700_000_000 * SECOND, SECOND)
-        self._engine.restore((), self._now)
-        self._calls = self._steps = self._scheduled = 0
-        self._reports = [0] * workers
-        self._done: list[tuple[int, list[Any]]] = []
-        tame_gc()
+        super().__init__(EngineSettings((pool,)), workers, TICK)
         for _ in range(waiting // LOAD):
             self._step([self._submit(LOAD)])
         self._step([self._schedule(number) for number in range(schedules)])
         self._step([self._join(worker, SLOTS // workers) for worker in range(workers)])
 
-    def _submit(self, count: int) -> Submit:
-        self._calls += 1
-        specs = [TaskSpec("default", "bench", PAYLOAD) for _ in range(count)]
-        return Submit(self._calls, specs, SubmitMode.MANY, 2**62)
+    def _spec(self) -> TaskSpec:
+        return TaskSpec("default", "bench", PAYLOAD)
 
     def _schedule(self, number: int) -> PutSchedule:
         self._calls += 1
-        template = TaskSpec("default", "bench", PAYLOAD)
-        spec = ScheduleSpec(f"s{number}", "* * * * * *", template)
+        spec = ScheduleSpec(f"s{number}", "* * * * * *", self._spec())
         calendar = parse(spec.cron, spec.zone)
         assert isinstance(calendar, Calendar), calendar
         return PutSchedule(self._calls, spec, calendar)
@@ -92,38 +66,6 @@ class Flat:
         token = worker.to_bytes(16, "big")
         return WorkerJoined(worker, "default", slots, f"w{worker}", (), (), 4, "", token)
 
-    def _step(self, happened: list[Event]) -> float:
-        """Takes a step; returns the processor time that it took."""
-        self._now = Now(self._now.wall + TICK, self._now.mono + TICK)
-        if self._steps:
-            happened.insert(0, Released(self._steps))
-        begun = time.process_time()
-        step = self._engine.step(happened, self._now)
-        took = time.process_time() - begun
-        self._steps = step.number
-        self._done = [
-            (effect.session, [Completed(lease.lease, b"", "") for lease in effect.leases])
-            for effect in step.effects
-            if type(effect) is Dispatch
-        ]
-        return took
-
-    def _live(self) -> tuple[int, float]:
-        """Reports what was dispatched and submits as much; the number of lives and the time."""
-        happened: list[Event] = []
-        lives = 0
-        for worker, reports in self._done:
-            self._reports[worker] += 1
-            lives += len(reports)
-            happened.append(AttemptsReported(worker, reports, self._reports[worker]))
-        happened.append(self._submit(lives))
-        return lives, self._step(happened)
-
-    def round(self) -> float:
-        """Processor time of a life, in microseconds."""
-        played = [self._live() for _ in range(STEPS_PER_ROUND)]
-        return sum(took for _, took in played) / sum(lives for lives, _ in played) * 1e6
-
 
 def measure(what: str, counts: Sequence[int], rounds: int) -> list[dict[str, Any]]:
     """Returns a row for each size of what grows; all sizes take turns, round by round."""
@@ -131,11 +73,11 @@ def measure(what: str, counts: Sequence[int], rounds: int) -> list[dict[str, Any
     engines = {count: Flat(**{**normal, what: count}) for count in counts}
     for engine in engines.values():
         for _ in range(WARM_UP):
-            engine.round()
+            engine.round(STEPS_PER_ROUND)
     played: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(rounds):
         for count, engine in engines.items():
-            played[count].append(engine.round())
+            played[count].append(1e6 * engine.round(STEPS_PER_ROUND))
     least = statistics.median(played[counts[0]])
     return [
         {

@@ -56,7 +56,29 @@ class Transform(Protocol):
         """Returns the original bytes; raises PayloadError when they cannot be had."""
 
 
-class JsonCodec:
+class _ValueCodec:
+    """Values as the subclass's encoder writes them, bytes as they are."""
+
+    content_type: str
+
+    def __init__(self, encoder: msgspec.json.Encoder | msgspec.msgpack.Encoder) -> None:
+        self._encoder = encoder
+
+    def encode(self, value: Any) -> tuple[bytes, str]:
+        """Returns `value` in the codec's format, bytes as they are, and the content type."""
+        if isinstance(value, _BYTES):
+            return bytes(value), BYTES_TYPE
+        try:
+            return self._encoder.encode(value), self.content_type
+        except (TypeError, ValueError, RecursionError) as error:
+            raise PayloadError(f"cannot encode {type(value).__name__}: {error}") from error
+
+    def decode(self, payload: bytes, content_type: str, wanted: Any) -> Any:
+        """Returns the value in `payload`, checked against the type `wanted`."""
+        return _decode(payload, content_type, wanted, self.content_type)
+
+
+class JsonCodec(_ValueCodec):
     """JSON for values, bytes as they are.
 
     Reads and writes what msgspec knows (numbers, strings, lists, dicts, dates, enums, dataclasses,
@@ -66,42 +88,16 @@ class JsonCodec:
     content_type = JSON_TYPE
 
     def __init__(self) -> None:
-        self._encoder = msgspec.json.Encoder(enc_hook=_encode_model)
-
-    def encode(self, value: Any) -> tuple[bytes, str]:
-        """Returns `value` as JSON, bytes as they are."""
-        if isinstance(value, _BYTES):
-            return bytes(value), BYTES_TYPE
-        try:
-            return self._encoder.encode(value), self.content_type
-        except (TypeError, ValueError, RecursionError) as error:
-            raise PayloadError(f"cannot encode {type(value).__name__}: {error}") from error
-
-    def decode(self, payload: bytes, content_type: str, wanted: Any) -> Any:
-        """Returns the value in `payload`, checked against the type `wanted`."""
-        return _decode(payload, content_type, wanted, self.content_type)
+        super().__init__(msgspec.json.Encoder(enc_hook=_encode_model))
 
 
-class MsgpackCodec:
+class MsgpackCodec(_ValueCodec):
     """MessagePack for values, bytes as they are. Same types as JSON."""
 
     content_type = MSGPACK_TYPE
 
     def __init__(self) -> None:
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_model)
-
-    def encode(self, value: Any) -> tuple[bytes, str]:
-        """Returns `value` as MessagePack, bytes as they are."""
-        if isinstance(value, _BYTES):
-            return bytes(value), BYTES_TYPE
-        try:
-            return self._encoder.encode(value), self.content_type
-        except (TypeError, ValueError, RecursionError) as error:
-            raise PayloadError(f"cannot encode {type(value).__name__}: {error}") from error
-
-    def decode(self, payload: bytes, content_type: str, wanted: Any) -> Any:
-        """Returns the value in `payload`, checked against the type `wanted`."""
-        return _decode(payload, content_type, wanted, self.content_type)
+        super().__init__(msgspec.msgpack.Encoder(enc_hook=_encode_model))
 
 
 class TransformingCodec:
