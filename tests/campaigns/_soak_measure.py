@@ -6,6 +6,7 @@ Nothing here knows servers or faults; series go in and figures come out.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -39,7 +40,7 @@ class Sample(msgspec.Struct, frozen=True):
     pid: int = 0
 
 
-class Took(msgspec.Struct, frozen=True):
+class Took(msgspec.Struct, frozen=True, gc=False):
     """One task, from its submit to its end: when it began and for how long, seconds."""
 
     at_s: float
@@ -113,9 +114,18 @@ def growth(samples: Sequence[Sample]) -> Growth:
     )
 
 
+def began_within(tasks: Sequence[Took], since_s: float, until_s: float) -> Sequence[Took]:
+    """Those that began in this time, of tasks in the order of their begins."""
+    first = bisect_left(tasks, since_s, key=lambda task: task.at_s)
+    return tasks[first : bisect_left(tasks, until_s, lo=first, key=lambda task: task.at_s)]
+
+
 def p99(tasks: Sequence[Took], since_s: float, until_s: float) -> float | None:
-    """Below which 99 of 100 tasks stayed that began in this time; None if none did."""
-    took = sorted(task.took_s for task in tasks if since_s <= task.at_s < until_s)
+    """Below which 99 of 100 tasks stayed that began in this time; None if none did.
+
+    Tasks are in the order of their begins.
+    """
+    took = sorted(task.took_s for task in began_within(tasks, since_s, until_s))
     return quantile(took, 0.99) if took else None
 
 
@@ -125,7 +135,7 @@ def recovered_s(
     """How long after the end of a fault tasks took as long as before it; None: they never did.
 
     Args:
-        tasks: All of them.
+        tasks: All of them, in the order of their begins.
         struck_s: When the fault began.
         over_s: When it was over.
         until_s: When the next one began.

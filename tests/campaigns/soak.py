@@ -38,6 +38,7 @@ from tests.campaigns._soak_measure import (
     Growth,
     Sample,
     Took,
+    began_within,
     growth,
     look,
     p99,
@@ -229,7 +230,7 @@ class Run:
             finally:
                 looking.cancel()
                 await asyncio.gather(looking, return_exceptions=True)
-            self.tasks = load.tasks
+            self.tasks = sorted(load.tasks, key=lambda task: task.at_s)
         return terms
 
     async def _begin(self, place: PostgresPlace, folder: Path) -> tuple[Scene, Balancer, Load]:
@@ -351,9 +352,9 @@ def per_minute(tasks: list[Took], minutes: float) -> list[dict[str, Any]]:
     """How many tasks began in each minute, and their p99 in seconds."""
     found = []
     for minute in range(int(minutes)):
-        within = [task for task in tasks if minute * 60 <= task.at_s < minute * 60 + 60]
-        worst = p99(within, minute * 60, minute * 60 + 60)
-        found.append({"minute": minute, "tasks": len(within), "p99_s": worst})
+        span = (minute * 60, minute * 60 + 60)
+        count = len(began_within(tasks, *span))
+        found.append({"minute": minute, "tasks": count, "p99_s": p99(tasks, *span)})
     return found
 
 
