@@ -202,7 +202,7 @@ def test_services_route_to_every_replica(documents: list[dict[str, Any]]) -> Non
 
 
 def test_pods_are_locked_down(documents: list[dict[str, Any]]) -> None:
-    """The image's user, nothing writable but /tmp, no capability, no token of the cluster."""
+    """The image's user, hardly anything writable, no capability, no token of the cluster."""
     ((user,),) = [rest.split() for name, rest in instructions() if name == "USER"]
     for pod, container in pods(documents):
         context = pod["securityContext"]
@@ -218,7 +218,10 @@ def test_pods_are_locked_down(documents: list[dict[str, Any]]) -> None:
             "capabilities": {"drop": ["ALL"]},
         }
         writable = [m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")]
-        assert writable == ["/tmp"]
+        assert writable in (["/tmp"], ["/tmp", "/var/lib/cronoq"])
+        assert (len(writable) == 2) == (
+            variables(container)["CRONOQ_STORE__KIND"]["value"] == "sqlite"
+        )
 
 
 def test_replicas_are_spread_and_kept(documents: list[dict[str, Any]]) -> None:
@@ -350,22 +353,68 @@ def test_prometheus_asks_each_server() -> None:
     assert monitor["spec"]["endpoints"][0]["port"] == "metrics"
 
 
+def test_a_sqlite_file_lies_on_a_volume_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server's at a time, found again after the release is gone; or one that is there."""
+    documents = render(f"--values={CHART / 'ci/single-disk-values.yaml'}")
+    (claim,) = of_kind("PersistentVolumeClaim", documents)
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert claim["spec"]["resources"]["requests"] == {"storage": "20Gi"}
+    ((pod, container),) = pods(documents)
+    (volume,) = [one for one in pod["volumes"] if "persistentVolumeClaim" in one]
+    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == volume["name"]]
+    config = read_config(documents, container, tmp_path, monkeypatch)
+    assert config.store.path is not None
+    assert Path(config.store.path).parent == Path(mount["mountPath"])
+    own = ["--set=replicas=1,store.kind=sqlite,store.volume.existingClaim=mine", BASE[1]]
+    documents = render(*own)
+    assert not of_kind("PersistentVolumeClaim", documents)
+    ((pod, _),) = pods(documents)
+    assert {"claimName": "mine"} in [one.get("persistentVolumeClaim") for one in pod["volumes"]]
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_who_may_connect_can_be_limited(chosen: bool) -> None:
+    """To those that are named, or to the namespace; servers of the release always may."""
+    named = [
+        "--set=networkPolicy.from[0].podSelector.matchLabels.app=shop",
+        "--set=networkPolicy.metricsFrom[0].podSelector.matchLabels.app=prometheus",
+    ]
+    documents = render(*BASE, "--set=networkPolicy.enabled=true", *(named if chosen else ()))
+    (policy,) = of_kind("NetworkPolicy", documents)
+    calls, metrics = policy["spec"]["ingress"]
+    ((_, container),) = pods(documents)
+    ports = {port["port"] for rule in (calls, metrics) for port in rule["ports"]}
+    assert ports == {port["name"] for port in container["ports"]}
+    (deployment,) = of_kind("Deployment", documents)
+    servers, others = calls["from"]
+    assert servers["podSelector"] == deployment["spec"]["selector"] == policy["spec"]["podSelector"]
+    assert others == {"podSelector": {"matchLabels": {"app": "shop"}} if chosen else {}}
+    scrapers = [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
+    assert metrics.get("from") == (scrapers if chosen else None)
+    assert not of_kind("NetworkPolicy", render(*BASE))
+
+
 def test_values_of_the_guide_work(tmp_path: Path) -> None:
     """The first block alone, and each other one on top of it."""
     text = (ROOT / "docs/guide/kubernetes.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     files = []
     for number, block in enumerate(blocks):
         path = tmp_path / f"{number}.yaml"
         path.write_text(block, encoding="utf-8")
         files.append(f"--values={path}")
     kinds = [
-        {one["kind"] for one in render(files[0], *more)} for more in ((), files[1:2], files[2:])
+        {one["kind"] for one in render(files[0], *more)}
+        for more in ((), *((file,) for file in files[1:]))
     ]
-    assert kinds[0] == kinds[1]
-    assert kinds[2] - kinds[0] == {"ServiceMonitor", "ScaledObject"}
-    assert len(of_kind("Deployment", render(*files[:2]))) == 2
+    assert kinds[1] - kinds[0] == {"PersistentVolumeClaim"}
+    assert kinds[2] == kinds[0]
+    assert kinds[3] - kinds[0] == {"ServiceMonitor", "ScaledObject"}
+    assert len(of_kind("Deployment", render(files[0], files[2]))) == 2
 
 
 @pytest.mark.parametrize(
@@ -375,7 +424,9 @@ def test_values_of_the_guide_work(tmp_path: Path) -> None:
         ([*BASE, "--set=store.database.url=postgres://db/q"], "not both"),
         ([BASE[0]], "auth: give tokens or certs"),
         ([*BASE, "--set=store.kind=memory"], "set replicas to 1"),
-        ([*BASE, "--set=store.kind=sqlite"], "store.kind|/store/kind"),
+        ([*BASE, "--set=store.kind=sqlite"], "store.kind sqlite is kept by one process"),
+        ([*BASE, "--set=store.kind=paper"], "store.kind|/store/kind"),
+        ([*BASE, "--set=store.volume.size=much"], "store.volume.size|/store/volume/size"),
         ([*BASE, "--set=replica=3"], "replica"),
         ([*BASE, "--set=tls.requireClientCerts=true"], "set tls.existingSecret"),
         ([*BASE, "--set=auth.certs[0].dnsName=a,auth.certs[0].role=worker"], "requireClientCerts"),

@@ -9,7 +9,7 @@
 {{- fail "store.database: set existingSecret (and key), or url" -}}
 {{- end -}}
 {{- else if or (gt (int $v.replicas) 1) $v.shards -}}
-{{- fail "store.kind memory is kept by one process: set replicas to 1 and leave shards empty" -}}
+{{- fail (printf "store.kind %s is kept by one process: set replicas to 1 and leave shards empty" $v.store.kind) -}}
 {{- end -}}
 {{- if not (or $v.auth.tokens $v.auth.certs $v.auth.insecureNoAuth) -}}
 {{- fail "auth: give tokens or certs; or set auth.insecureNoAuth to true, and everybody who reaches the servers may do everything" -}}

@@ -16,6 +16,9 @@
 - {name: CRONOQ_STORE__SCHEMA, value: {{ . | quote }}}
 {{- end }}
 {{- end }}
+{{- if eq .Values.store.kind "sqlite" }}
+- {name: CRONOQ_STORE__PATH, value: /var/lib/cronoq/queue.db}
+{{- end }}
 {{- if .Values.auth.insecureNoAuth }}
 - {name: CRONOQ_SERVER__INSECURE_NO_AUTH, value: "true"}
 {{- end }}
