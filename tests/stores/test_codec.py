@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cronoq_server.engine.model import Dependency, PastAttempt, Progress, Status, TaskSpec
+from cronoq_server.api import texts
+from cronoq_server.engine.model import (
+    YEAR,
+    Dependency,
+    PastAttempt,
+    Progress,
+    RetryPolicy,
+    Status,
+    TaskSpec,
+)
 from cronoq_server.engine.mutations import TaskInserted
 from cronoq_server.stores.codec import (
     encode_change,
@@ -128,3 +137,28 @@ def test_an_edge_to_the_highest_id_comes_back() -> None:
     row = task_row(TaskInserted(LAST, EPOCH_START, spec))
     assert row[0] == -1
     assert read_spec(row[7], None) == spec
+
+
+@pytest.mark.parametrize("field", ["deadline_at", "start_at", "not_before"])
+@pytest.mark.parametrize("instant", [0, (1 << 62) + 1, texts.INSTANT_MAX])
+def test_every_instant_that_admission_accepts_can_be_led_from(field: str, instant: int) -> None:
+    """A task of a far future is no damaged row: a failover must not end it."""
+    spec = TaskSpec("p", "k", **{field: texts.instant(instant, field)})  # type: ignore[arg-type]
+    assert read_spec(task_row(TaskInserted(1, EPOCH_START, spec))[7], None) == spec
+
+
+def test_the_largest_durations_and_counts_can_be_led_from() -> None:
+    """The same for all that has another bound."""
+    most = texts.UINT32_MAX
+    spec = TaskSpec(
+        "p",
+        "k",
+        start_in=YEAR,
+        tolerance=YEAR,
+        duration_hint=YEAR,
+        timeout=YEAR,
+        expires_in=YEAR,
+        retry=RetryPolicy(most, YEAR, 1e308, YEAR),
+        resources=(("r", most),),
+    )
+    assert read_spec(task_row(TaskInserted(1, EPOCH_START, spec))[7], None) == spec

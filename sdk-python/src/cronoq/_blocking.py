@@ -6,10 +6,13 @@ A forked child has no such thread; the first call there makes its own.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, TypeVar
+
+from .errors import ClosedError
 
 T = TypeVar("T")
 
@@ -23,7 +26,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def _running(self) -> asyncio.AbstractEventLoop:
+    def _begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         if self._pid != os.getpid():
             # Forked: the parent's loop has no thread here, and its lock may be held for ever.
             self._lock = threading.Lock()
@@ -36,20 +39,24 @@ class LoopThread:
                     target=loop.run_forever, name="cronoq-blocking", daemon=True
                 )
                 self._thread.start()
-            return self._loop
+            # Under the lock: what is begun before the end of the loop ends with it.
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine to its end; an interrupt cancels it.
 
         Raises:
+            ClosedError: The loop was ended meanwhile.
             RuntimeError: Called from the loop itself, which would wait for ever.
         """
         if threading.current_thread() is self._thread and self._pid == os.getpid():
             work.close()
             raise RuntimeError("a blocking call on its own event loop never ends")
-        future = asyncio.run_coroutine_threadsafe(work, self._running())
+        future = self._begin(work)
         try:
             return future.result()
+        except concurrent.futures.CancelledError as error:
+            raise ClosedError("the client is closed") from error
         except BaseException:
             future.cancel()
             raise
@@ -65,14 +72,25 @@ class LoopThread:
                 self.run(close())
 
     def close(self) -> None:
-        """Ends the loop and its thread."""
-        loop, thread = self._loop, self._thread
-        if loop is None or thread is None or self._pid != os.getpid():
+        """Ends the loop and its thread, and with them the calls that other threads wait for."""
+        if self._pid != os.getpid():
             return
-        self._loop = None
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _next(items: AsyncIterator[T]) -> tuple[T] | None:

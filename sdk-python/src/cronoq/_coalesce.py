@@ -20,7 +20,7 @@ from typing import Any
 from ._calls import SUBMIT, SUBMIT_MANY, BackoffSeries, Caller, may_repeat
 from ._convert import fill_spec
 from ._proto import task_pb2, tasks_pb2
-from ._transport import status_error
+from ._transport import client_closed, status_error
 from .errors import (
     CronoqError,
     DeadlineError,
@@ -54,7 +54,7 @@ class _Member(asyncio.Future[Admitted]):
         if not self.done():
             self.set_result(admitted)
 
-    def fail(self, error: CronoqError) -> None:
+    def fail(self, error: Exception) -> None:
         if not self.done():
             self.set_exception(error)
 
@@ -94,7 +94,7 @@ class _Lane:
         self._queue: collections.deque[_Batch] = collections.deque()
         self._open: _Batch | None = None
         self._is_scheduled = False
-        self._in_flight = 0
+        self._in_flight: set[_Batch] = set()
         self._parked: collections.deque[tuple[_Member, task_pb2.TaskSpec]] = collections.deque()
         self._parked_count = 0
         self._knows_many = True
@@ -156,19 +156,19 @@ class _Lane:
         return batch
 
     def _schedule(self) -> None:
-        if not self._is_scheduled and self._in_flight < IN_FLIGHT_MAX:
+        if not self._is_scheduled and len(self._in_flight) < IN_FLIGHT_MAX:
             self._is_scheduled = True
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         self._is_scheduled = False
-        while self._in_flight < IN_FLIGHT_MAX and self._queue:
+        while len(self._in_flight) < IN_FLIGHT_MAX and self._queue:
             batch = self._queue.popleft()
             if batch is self._open:
                 self._open = None
             batch.keep([not member.done() for member in batch.members])
             if batch.members:
-                self._in_flight += 1
+                self._in_flight.add(batch)
                 self._spawn(self._send(batch))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -187,7 +187,7 @@ class _Lane:
                 if batch.members:
                     await asyncio.sleep(backoff.next_delay(self._trouble))
         finally:
-            self._in_flight -= 1
+            self._in_flight.discard(batch)
             self._schedule()
 
     async def _try(self, batch: _Batch) -> None:
@@ -214,6 +214,11 @@ class _Lane:
                     member.fail(error)
             batch.keep(again)
             self._trouble = error
+            return
+        except OSError as error:  # a certificate file
+            for member in batch.members:
+                member.fail(error)
+            batch.keep([False] * len(batch.members))
             return
         self._trouble = None
         batch.keep(self._settle(batch, response))
@@ -269,14 +274,24 @@ class _Lane:
             response = await call
         except CronoqError as error:
             member.fail(error)
+        except OSError as error:  # a certificate file
+            member.fail(error)
         except asyncio.CancelledError:
             if not member.done():
+                member.fail(client_closed())
                 raise
         else:
             member.settle((response.id, response.duplicate))
 
     async def close(self) -> None:
-        """Ends all that is under way."""
+        """Ends all that is under way; whoever waits hears that the client is closed."""
+        batches = (*self._in_flight, *self._queue)
+        self._queue.clear()
+        self._open = None
+        parked = [member for member, _ in self._parked]
+        self._parked.clear()
+        for member in (*(m for batch in batches for m in batch.members), *parked):
+            member.fail(client_closed())
         for task in tuple(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)

@@ -30,6 +30,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from ._endpoint import Endpoint
 from .errors import (
+    ClosedError,
     CronoqError,
     ErrorReason,
     NotLeaderError,
@@ -149,6 +150,7 @@ class Channel:
         self._channel = channel
         self._lock = threading.Lock()
         self._open_calls = 0
+        self._is_over = False
         self._metadata: Metadata = () if token is None else (("authorization", f"Bearer {token}"),)
         self._callables: dict[str, Any] = {}
 
@@ -175,7 +177,7 @@ class Channel:
                 request, timeout=timeout, metadata=self._metadata
             )
         except ValueError as error:
-            raise _closed() from error
+            raise self._closed() from error
         self._count(call)
         call.add_done_callback(functools.partial(_wake, loop, done))
         try:
@@ -202,7 +204,7 @@ class Channel:
         except grpc.RpcError as error:
             raise call_error(error) from error
         except ValueError as error:
-            raise _closed() from error
+            raise self._closed() from error
         return answer  # type: ignore[no-any-return]
 
     def stream(
@@ -214,7 +216,7 @@ class Channel:
                 request, timeout=timeout, metadata=self._metadata
             )
         except ValueError as error:
-            raise _closed() from error
+            raise self._closed() from error
         self._count(call)
         return ServerStream(call, asyncio.get_running_loop(), self._failed)
 
@@ -231,7 +233,15 @@ class Channel:
         with self._lock:
             self._open_calls -= 1
 
+    def _closed(self) -> CronoqError:
+        """GRPC says ValueError when a channel was closed just before the call."""
+        if self._is_over:
+            return client_closed()
+        return UnavailableError("the connection was closed", executed=False)
+
     def _failed(self, call: Any) -> CronoqError:
+        if self._is_over:
+            return client_closed()
         error = call_error(call)
         if isinstance(error, NotLeaderError | StoppingError):
             self.on_not_leader(self)
@@ -242,14 +252,15 @@ class Channel:
         """Whether no call is under way."""
         return not self._open_calls
 
-    def close(self) -> None:
-        """Ends all calls and the connection."""
+    def close(self, *, for_good: bool = False) -> None:
+        """Ends all calls and the connection; for good, if its calls shall not be made elsewhere."""
+        self._is_over = for_good
         self._channel.close()
 
 
-def _closed() -> CronoqError:
-    """GRPC says ValueError when a channel was closed just before the call."""
-    return UnavailableError("the connection was closed", executed=False)
+def client_closed() -> ClosedError:
+    """What every call of a closed client fails with."""
+    return ClosedError("the client is closed")
 
 
 # Channels that were open when this process was forked off. They belong to the parent; destroying
@@ -269,6 +280,7 @@ class Connection:
         self._pid = 0
         self._certificates: tuple[int, ...] = ()
         self._retired: list[Channel] = []
+        self._is_closed = False
 
     def channel(self) -> Channel:
         """Returns the channel to use for a call that begins now.
@@ -276,6 +288,7 @@ class Connection:
         It is another one after a call whose answer was that the server does not lead.
 
         Raises:
+            ClosedError: The connection was closed; a call that waited to be made again ends so.
             OSError: A certificate file cannot be read.
         """
         if self._pid != os.getpid():
@@ -297,13 +310,22 @@ class Connection:
         self._pid = os.getpid()
 
     def _renewed(self) -> Channel:
+        if self._is_closed:
+            raise client_closed()
         version = self._dialer.certificates_version()
         if self._channel is not None and version == self._certificates:
+            return self._channel
+        try:
+            fresh = self._dialer.dial(self._endpoint, self._token)
+        except OSError:
+            if self._channel is None:
+                raise
+            # The files are being replaced just now; the next call looks again.
             return self._channel
         if self._channel is not None:
             # Calls under way go on there; it is closed with the connection.
             self._retired.append(self._channel)
-        self._channel = self._dialer.dial(self._endpoint, self._token)
+        self._channel = fresh
         self._channel.on_not_leader = self._leave
         self._certificates = version
         return self._channel
@@ -325,12 +347,13 @@ class Connection:
         if self._pid != os.getpid():
             return
         with self._lock:
+            self._is_closed = True
             channels = [*self._retired]
             if self._channel is not None:
                 channels.append(self._channel)
             self._retired, self._channel = [], None
         for channel in channels:
-            channel.close()
+            channel.close(for_good=True)
 
 
 def _wake(loop: asyncio.AbstractEventLoop, done: asyncio.Future[None], _call: object) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from ._calls import WAIT, WAIT_MANY, BackoffSeries, Caller
 from ._convert import read_result
 from ._proto import tasks_pb2
-from ._transport import ServerStream, is_unavailable, status_error
+from ._transport import ServerStream, client_closed, is_unavailable, status_error
 from .errors import CronoqError, DeadlineError, UnsupportedError
 from .options import seconds
 from .views import TaskResult
@@ -136,6 +136,9 @@ class SharedWaits:
                         self._fail(stream.targets, error)
                         return
                     needs_pause, trouble = True, error
+                except OSError as error:  # a certificate file
+                    self._fail(stream.targets, error)
+                    return
                 if needs_pause and self._still_owed(stream):
                     await asyncio.sleep(backoff.next_delay(trouble))
         finally:
@@ -195,7 +198,7 @@ class SharedWaits:
             if not future.done():
                 future.set_result(result)
 
-    def _fail(self, targets: Iterable[int], error: CronoqError) -> None:
+    def _fail(self, targets: Iterable[int], error: Exception) -> None:
         for target in targets:
             for future in self._waiting.pop(target, ()):
                 if not future.done():
@@ -222,13 +225,16 @@ class SharedWaits:
                         self._fail((target,), error)
                         return
                     await asyncio.sleep(backoff.next_delay(error))
+                except OSError as error:  # a certificate file
+                    self._fail((target,), error)
                 else:
                     self._deliver(read_result(answer))
 
     async def close(self) -> None:
-        """Ends all that is under way."""
+        """Ends all that is under way; whoever waits hears that the client is closed."""
         if self._timer is not None:
             self._timer.cancel()
         for task in tuple(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+        self._fail(tuple(self._waiting), client_closed())
