@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -92,6 +93,70 @@ async def test_failures_are_what_they_are_for_workers() -> None:
                 await scheduler.result(await scheduler.submit(wish))
             assert caught.value.result.status == status
             assert message in caught.value.result.message
+
+
+class Unspeakable(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+async def awaits_what_was_cancelled() -> None:
+    """As a handler does that gives a part of its work up."""
+    part = asyncio.create_task(asyncio.Event().wait())
+    part.cancel()
+    await part
+
+
+def leaves() -> None:
+    """As a function does that was a program."""
+    raise SystemExit(3)
+
+
+async def leaves_later() -> None:
+    """The same, as a coroutine."""
+    raise SystemExit(3)
+
+
+def finds_nothing() -> object:
+    """`next` of what is empty."""
+    return next(iter(()))
+
+
+def says_nothing() -> None:
+    """Its exception can't be written."""
+    raise Unspeakable
+
+
+async def wishes_nonsense() -> None:
+    """Its delay is none."""
+    raise Retryable("later", retry_after="soon")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        (awaits_what_was_cancelled, "CancelledError"),
+        (leaves, "SystemExit: 3"),
+        (leaves_later, "SystemExit: 3"),
+        (finds_nothing, "StopIteration"),
+        (says_nothing, "Unspeakable"),
+        (wishes_nonsense, "later"),
+    ],
+)
+async def test_whatever_a_function_does_its_attempt_ends(
+    handler: Callable[[], object], message: str
+) -> None:
+    """Nothing that it raises or returns keeps its slot, has it run for ever, or ends others."""
+    async with Scheduler(pools=[Pool("default", handler, options=QUICK)]) as scheduler:
+        task_id = await scheduler.submit()
+        result = await scheduler.wait(task_id)
+        assert result.status == Status.DEAD_LETTERED
+        assert result.message.startswith(message)
+        assert (await scheduler.get(task_id)).attempt == 3
+        with pytest.raises(TaskFailed):  # its slot takes the next one
+            await scheduler.result(await scheduler.submit())
 
 
 async def test_refusals_have_their_reasons() -> None:

@@ -114,6 +114,14 @@ class Function:
         self.arity = _arity(handler)
 
 
+class _Raised(Exception):
+    """What a function raised in a thread."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
 class _Running(NamedTuple):
     """An attempt and the task of the event loop that sees it through."""
 
@@ -254,11 +262,12 @@ class Executor:
         """Runs the function and says how it ended."""
         try:
             output = await self._call(attempt, function)
-        except asyncio.CancelledError:
-            if not attempt.is_cancelled:
-                raise
-            return CancelledByWorker(lease_id)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is its failure
+        except _Raised as raised:
+            return _failure(lease_id, attempt, raised.error)
+        # Whatever a handler raises is its failure, never the scheduler's. An attempt that nobody
+        # has cancelled may have waited for something that was: without a report it would be
+        # offered again and again, under one number.
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             return _failure(lease_id, attempt, error)
         if attempt.is_cancelled:
             return CancelledByWorker(lease_id)
@@ -288,7 +297,7 @@ class Executor:
         if self._threads is None:
             return function.call(*arguments)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, function.call, *arguments)
+        return await loop.run_in_executor(self._threads, _call_in_thread, function, arguments)
 
     async def _end_all(self) -> None:
         """Ends all functions; threads are told and not waited for."""
@@ -300,16 +309,40 @@ class Executor:
         self._running.clear()
 
 
-def _failure(lease_id: int, attempt: Attempt, error: Exception) -> Report:
+def _call_in_thread(function: Function, arguments: tuple[object, ...]) -> object:
+    """Calls a function that is no coroutine.
+
+    Raises:
+        _Raised: It raised something. As it is, a future would not carry all of it, and who waits
+            for that one would wait for ever.
+    """
+    try:
+        return function.call(*arguments)
+    except BaseException as error:
+        raise _Raised(error) from error
+
+
+def _failure(lease_id: int, attempt: Attempt, error: BaseException) -> Report:
     """What an exception of a handler means."""
     if attempt.is_cancelled or isinstance(error, Cancel):
         return CancelledByWorker(lease_id)
-    text = texts.clean(str(error))
+    text = _text_of(error)
     if isinstance(error, Permanent):
-        return Failed(lease_id, text, permanent=True)
+        return Failed(lease_id, texts.clean(text), permanent=True)
     if isinstance(error, Retryable):
-        return Failed(lease_id, text, retry_after=texts.clean_delay(error.retry_after))
-    return Failed(lease_id, texts.clean(f"{type(error).__name__}: {error}"))
+        after = error.retry_after
+        wished = after if isinstance(after, int | float) else None
+        return Failed(lease_id, texts.clean(text), retry_after=texts.clean_delay(wished))
+    name = type(error).__name__
+    return Failed(lease_id, texts.clean(f"{name}: {text}" if text else name))
+
+
+def _text_of(error: BaseException) -> str:
+    """What an exception says; its text is made by code of its own, which may fail."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001
+        return "(its text can't be made)"
 
 
 def _arity(handler: Handler) -> int:
