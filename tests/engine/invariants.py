@@ -6,7 +6,7 @@ from collections import Counter
 
 from cronoq_server.engine.engine import Engine
 from cronoq_server.engine.model import PENDING, Status
-from cronoq_server.engine.placement.rows import OUT, STARTED
+from cronoq_server.engine.placement.waiting import OUT, STARTED
 from cronoq_server.engine.records import Attempt, Task
 from cronoq_server.engine.state import State
 

@@ -12,10 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from cronoq_server.engine.placement import Waiting, rows
 from cronoq_server.engine.placement.gates import NOBODY, Demand, Gate
 from cronoq_server.engine.placement.kinetic import Finals, Tournament
-from cronoq_server.engine.placement.rows import OUT, Row
+from cronoq_server.engine.placement.rows import Row
 from cronoq_server.engine.placement.turns import COST_MIN, IDLE_MAX, Turns
 from cronoq_server.engine.placement.unions import UnionTree
 from cronoq_server.engine.placement.urgency import FOREVER, SECOND, rush_of, score
+from cronoq_server.engine.placement.waiting import OUT
 
 GATES = [Gate(index, 0, NOBODY, ()) for index in range(6)]
 

@@ -12,9 +12,9 @@ from cronoq_server.engine.effects import Dispatch, Lease
 from cronoq_server.engine.model import PENDING, Now, Status
 from cronoq_server.engine.mutations import TaskInserted
 from cronoq_server.engine.placement.resources import NANO
-from cronoq_server.engine.placement.rows import STARTED
 from cronoq_server.engine.placement.turns import COST_MIN
 from cronoq_server.engine.placement.urgency import score
+from cronoq_server.engine.placement.waiting import STARTED
 from cronoq_server.engine.records import Task
 from cronoq_server.engine.state import WEIGHT_ONE, State
 

@@ -5,6 +5,7 @@
 | module | decides |
 | --- | --- |
 | `placement` | nothing itself: takes tasks, sessions and time, and passes them on |
+| `waiting` | nothing: what is kept in each task that waits |
 | `passes` | in which order tasks start within one step, and what they claim |
 | `halls` | what one pool looks like: its sessions, lines, turns and holds |
 | `turns` | whose turn it is among tenants |
@@ -20,9 +21,10 @@ Nothing here knows attempts, leases, statuses or messages.
 
 from cronoq_server.engine.placement.gates import Demand
 from cronoq_server.engine.placement.halls import PoolRules
-from cronoq_server.engine.placement.placement import Placement, Waiting
+from cronoq_server.engine.placement.placement import Placement
 from cronoq_server.engine.placement.resources import NANO, Resource, ResourceRules, Resources
 from cronoq_server.engine.placement.urgency import score
+from cronoq_server.engine.placement.waiting import Waiting
 
 __all__ = [
     "NANO",

@@ -10,7 +10,7 @@ counts and second thoughts (`p_via`, `p_real`) can't leak.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -19,12 +19,9 @@ from cronoq_server.engine.placement.holds import Holds
 from cronoq_server.engine.placement.lines import Line
 from cronoq_server.engine.placement.resources import Resources
 from cronoq_server.engine.placement.roster import Roster
-from cronoq_server.engine.placement.rows import HOT, OUT, STARTED, Patients
+from cronoq_server.engine.placement.rows import Patients
 from cronoq_server.engine.placement.turns import Turns
-
-if TYPE_CHECKING:
-    from cronoq_server.engine.placement.placement import Waiting
-    from cronoq_server.engine.placement.urgency import Rush
+from cronoq_server.engine.placement.waiting import HOT, OUT, STARTED, Rush, Waiting
 
 PRIORITIES = (1, 2, 3, 4)  # critical, high, normal, low
 

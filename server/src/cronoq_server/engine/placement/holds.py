@@ -9,12 +9,8 @@ This module does not know when a hold begins or ends: the engine says so.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cronoq_server.engine.placement.roster import HELD_BIT, Roster, Session
-
-if TYPE_CHECKING:
-    from cronoq_server.engine.placement.placement import Waiting
+from cronoq_server.engine.placement.waiting import Waiting
 
 
 class Hold:

@@ -10,12 +10,10 @@ has run out has no ancestor whose time has not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import TypeAlias, Union
 
 from cronoq_server.engine.placement.urgency import FOREVER, piece
-
-if TYPE_CHECKING:
-    from cronoq_server.engine.placement.placement import Waiting
+from cronoq_server.engine.placement.waiting import Waiting
 
 _EXPIRED = -FOREVER
 _EMPTY = -1

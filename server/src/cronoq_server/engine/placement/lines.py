@@ -16,15 +16,12 @@ wants a private account is what it asks for, whatever its `p_via` shows.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
 
 from cronoq_server.engine.placement.gates import SHADOW, Demand, Gate
 from cronoq_server.engine.placement.kinetic import Finals, Tournament
-from cronoq_server.engine.placement.rows import HOT, OUT, Row, place_of
+from cronoq_server.engine.placement.rows import Row, place_of
 from cronoq_server.engine.placement.urgency import score
-
-if TYPE_CHECKING:
-    from cronoq_server.engine.placement.placement import Waiting
+from cronoq_server.engine.placement.waiting import HOT, OUT, Waiting
 
 _DONE_MAX = 64
 

@@ -7,11 +7,8 @@ a year-long deadline does not keep a finished task in memory.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from cronoq_server.engine.placement.placement import Waiting
-    from cronoq_server.engine.placement.urgency import Rush
+from cronoq_server.engine.placement.waiting import Rush, Waiting
 
 _DEAD_MIN = 64
 

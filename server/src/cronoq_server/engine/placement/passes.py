@@ -21,24 +21,21 @@ Rules a change must keep:
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from cronoq_server.engine.placement.gates import HOLDER, Demand
 from cronoq_server.engine.placement.halls import PRIORITIES, Hall, Queue
 from cronoq_server.engine.placement.lines import Line
+from cronoq_server.engine.placement.openings import Openings
 from cronoq_server.engine.placement.resources import Needs, Resource, Resources
-from cronoq_server.engine.placement.rows import HOT, STARTED
 from cronoq_server.engine.placement.urgency import SECOND, score
-
-if TYPE_CHECKING:
-    from cronoq_server.engine.placement.openings import Openings
-    from cronoq_server.engine.placement.placement import Waiting
+from cronoq_server.engine.placement.waiting import HOT, STARTED, Waiting
 
 ELDER_AGE = 60 * SECOND
 
 Rank: TypeAlias = tuple[int, int, int]
-Started: TypeAlias = list[tuple["Waiting", int]]
-_Candidate: TypeAlias = tuple[int, int, int, "Waiting", "_Stand"]
+Started: TypeAlias = list[tuple[Waiting, int]]
+_Candidate: TypeAlias = tuple[int, int, int, Waiting, "_Stand"]
 
 
 class _Stand:

@@ -18,42 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from cronoq_server.engine.placement.gates import HOLDER, NOBODY, Demand
 from cronoq_server.engine.placement.halls import Hall, PoolRules, is_waiting
 from cronoq_server.engine.placement.openings import Openings
 from cronoq_server.engine.placement.passes import Passes
 from cronoq_server.engine.placement.resources import Resources
 from cronoq_server.engine.placement.roster import Session
-from cronoq_server.engine.placement.rows import HOT, OUT, STARTED
-from cronoq_server.engine.placement.urgency import Rush, rush_of
+from cronoq_server.engine.placement.urgency import rush_of
+from cronoq_server.engine.placement.waiting import HOT, OUT, STARTED, Waiting
 
 __all__ = ["Demand", "Placement", "PoolRules", "Waiting"]
-
-
-class Waiting(msgspec.Struct, gc=False, eq=False):
-    """What placement keeps in each task. The engine's own task record extends it.
-
-    Args:
-        id: Task id, the last word in every tie.
-        priority: 1 critical, 2 high, 3 normal, 4 low.
-        since: Instant (wall, ns) at which the task last became ready.
-        demand: What it asks for, from `Placement.demand`.
-
-    Fields that begin with `p_` belong to placement alone.
-    """
-
-    id: int
-    priority: int
-    since: int
-    demand: Demand
-    p_at: int = OUT  # place in its line, or one of the codes of `rows`
-    p_wait: int = OUT  # place among the patients
-    p_cost: int = 0  # expected duration, in pools that are shared fairly
-    p_via: Demand | None = None  # stands in for `demand`: avoids sessions, or is in a shadow
-    p_real: Demand | None = None  # what it asks for, if it wants a private account
-    p_rush: Rush | None = None  # its deadline
 
 
 class Placement:

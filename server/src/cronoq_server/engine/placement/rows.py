@@ -18,16 +18,8 @@ This module does not know what a gate means, nor what time it is.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from cronoq_server.engine.placement.placement import Waiting
-
-# Values of `Waiting.p_at` that are no place in a row.
-OUT = -1
-STARTED = -2
-BACK = -3
-HOT = -4
+from cronoq_server.engine.placement.waiting import BACK, OUT, Waiting
 
 BACK_MAX = 256
 _NEVER = -(1 << 100)  # before any instant

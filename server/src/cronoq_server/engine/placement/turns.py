@@ -18,13 +18,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from cronoq_server.engine.placement.gates import Demand
 from cronoq_server.engine.placement.lines import Line
-
-if TYPE_CHECKING:
-    from cronoq_server.engine.placement.gates import Demand
-    from cronoq_server.engine.placement.placement import Waiting
+from cronoq_server.engine.placement.waiting import Waiting
 
 BLOCK_MAX = 32
 IDLE_MAX = 1024  # tenants without tasks whose tags are remembered

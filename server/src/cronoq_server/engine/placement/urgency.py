@@ -10,12 +10,7 @@ Equal scores are ranked by the instant of becoming ready, then by id.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import msgspec
-
-if TYPE_CHECKING:
-    from cronoq_server.engine.placement.placement import Waiting
+from cronoq_server.engine.placement.waiting import Rush, Waiting
 
 POINT = 10**15
 SECOND = 1_000_000_000
@@ -30,15 +25,6 @@ OVERDUE_SLOPE = 50 * POINT // SECOND
 OVERDUE_MAX = 2000 * POINT
 OVERDUE_FULL = OVERDUE_MAX // OVERDUE_SLOPE
 FOREVER = 1 << 100  # later than any instant
-
-
-class Rush(msgspec.Struct, gc=False, eq=False):
-    """The deadline of one waiting task: when its urgency begins to rise, and how steeply."""
-
-    opens: int
-    latest: int
-    slope: int
-    leaf: int = -1  # its place in a tournament once the window is open
 
 
 def rush_of(latest_start: int, expected_ns: int) -> Rush:
