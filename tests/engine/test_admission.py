@@ -375,6 +375,27 @@ def test_call_forgotten_at_its_deadline_is_not_answered() -> None:
 
 
 @pytest.mark.parametrize("how", ["deadline", "forgotten"])
+def test_callers_that_gave_up_behind_a_patient_one_are_not_kept(how: str) -> None:
+    """EN-85: clients that try again and again at a full pool fill no memory."""
+    world = _full_world()
+    patient = world.submission(spec(), patience=10_000 * SECOND)
+    world.step(patient)
+    for _ in range(500):
+        event = world.submission(spec(), patience=SECOND)
+        world.step(event)
+        if how == "deadline":
+            world.leap(SECOND)
+        else:
+            world.step(Forget(event.call))
+    assert len(world.engine._state.pools["default"].parked) < 100
+    last = world.submission(spec(), patience=10_000 * SECOND)
+    world.step(last)
+    world.join(slots=9)
+    calls = [call for call in world.replies if call in (patient.call, last.call)]
+    assert calls == [patient.call, last.call]
+
+
+@pytest.mark.parametrize("how", ["deadline", "forgotten"])
 def test_who_stood_behind_a_large_batch_gets_in_when_it_goes(how: str) -> None:
     """EN-20: the room that a batch was waiting for is there for the next one at once."""
     world = _full_world(2)

@@ -142,6 +142,24 @@ def test_resize_holds_until_the_configured_size_itself_changes(changed: bool) ->
     assert "mail" not in shown(world)
 
 
+@pytest.mark.parametrize("how", ["failover", "reload"])
+def test_resize_that_has_ended_does_not_come_back_with_the_old_size(how: str) -> None:
+    """EN-142: the configured size was changed and changed back; nobody has resized it since."""
+    world = World(resources=(GPU,))
+    resize(world, "gpu", permits=4)
+    if how == "reload":
+        reconfigure(world, ResourceSettings("gpu", permits=2))
+        reconfigure(world, GPU)
+    else:
+        world.crash(resources=(ResourceSettings("gpu", permits=2),))
+    for _ in range(2):
+        world.crash(resources=(GPU,))
+        assert (shown(world)["gpu"].permits, shown(world)["gpu"].overridden) == (1, False)
+    resize(world, "gpu", permits=3)
+    world.crash(resources=(GPU,))
+    assert (shown(world)["gpu"].permits, shown(world)["gpu"].overridden) == (3, True)
+
+
 def reconfigure(world: World, *resources: ResourceSettings, **limits: Any) -> None:
     """The configuration is read again, with these resources and limits."""
     world.step(Reconfigured(EngineSettings((PoolSettings("default"),), resources, **limits)))

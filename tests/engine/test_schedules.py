@@ -16,6 +16,7 @@ from cronoq_server.engine.events import (
     ListSchedules,
     PauseSchedule,
     PutSchedule,
+    Redrive,
     RemoveSchedule,
     TriggerSchedule,
 )
@@ -317,6 +318,43 @@ def test_schedule_put_again_still_waits_for_a_live_occurrence() -> None:
     world.complete(session)
     assert world.lease(session).task_id == second
     assert world.status(first) == Status.SUCCEEDED
+
+
+def test_schedule_put_again_waits_for_one_that_lives_ahead_of_the_last() -> None:
+    """EN-122: the last one has ended in its place, but what it stood behind still runs."""
+    world = World()
+    put(world, overlap=Overlap.QUEUE_ON_SUCCESS)
+    world.advance(TO_MINUTE + MINUTE)
+    first, second = world.ledger.rows
+    world.cancel(second)
+    put(world, overlap=Overlap.QUEUE_ON_SUCCESS)
+    world.advance(MINUTE)
+    third = max(world.ledger.rows)
+    assert (world.status(first), world.status(third)) == (Status.READY, Status.BLOCKED)
+    world.crash()
+    assert (world.status(first), world.status(third)) == (Status.READY, Status.BLOCKED)
+    session = world.join(slots=2)
+    assert next(iter(world.out[session].values())).task_id == first
+    world.complete(session)
+    assert world.status(third) == Status.RUNNING
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_success_of_one_put_back_does_not_mend_a_broken_chain(ends: bool) -> None:
+    """EN-122: what follows is skipped until the schedule is put again, and not by chance."""
+    world = World()
+    put(world, overlap=Overlap.QUEUE_ON_SUCCESS)
+    session = world.join()
+    world.advance(TO_MINUTE)
+    (first,) = world.ledger.rows
+    world.fail(session, permanent=True)
+    found = world.ledger.find([first], [])
+    assert world.ask(Redrive(world.call(), first, found=found)) == DONE
+    if ends:
+        world.complete(session)
+    world.advance(MINUTE)
+    assert stored(world).chain_broken
+    assert world.status(max(world.ledger.rows)) == Status.SKIPPED
 
 
 # --- late ----------------------------------------------------------------------------------------

@@ -8,6 +8,9 @@ Parked callers wait in order of arrival per pool; each is judged anew when there
 
 from __future__ import annotations
 
+from collections import deque
+from typing import Final
+
 from cronoq_server.engine.draft import Draft
 from cronoq_server.engine.effects import Admitted
 from cronoq_server.engine.ending import edge_holds, finish, impossible
@@ -33,6 +36,9 @@ from cronoq_server.engine.starts import (
     tolerance_of,
 )
 from cronoq_server.engine.state import State
+
+PARKED_GONE_MIN: Final = 64
+"""So many callers may give up without a pool's line of callers being swept."""
 
 
 def submit(draft: Draft, event: Submit) -> None:
@@ -140,6 +146,9 @@ def _park(draft: Draft, event: Submit, pool: Pool) -> None:
         return
     pool.parked.append(event.call)
     state.park(event)
+    if len(pool.parked) > PARKED_GONE_MIN + 2 * len(state.parked):
+        # Those who gave up behind somebody patient would stay for as long as he does.
+        pool.parked = deque(call for call in pool.parked if call in state.parked)
     state.mono_timers.arm(event.until, TimerKind.PARK, event.call)
 
 

@@ -8,6 +8,7 @@ says now, and a configuration that is read again does the same.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
@@ -30,6 +31,9 @@ from cronoq_server.engine.mutations import (
 from cronoq_server.engine.placement import Resource, ResourceRules
 from cronoq_server.engine.state import State, resource_rules
 from cronoq_server.engine.timers import NEVER
+
+ENDED: Final = (-1, -1, -1)
+"""Stored in place of the configured size where a resize has ended: no configuration has it."""
 
 
 def set_pool_paused(draft: Draft, event: SetPoolPaused) -> None:
@@ -100,10 +104,17 @@ def reconfigure(draft: Draft, event: Reconfigured) -> None:
         elif (known.permits is None, known.per_value) != (rules.permits is None, rules.per_value):
             continue
         elif before.get(name) != rules or name in state.orphans:
-            state.overrides.pop(name, None)
+            ended = state.overrides.pop(name, None)
+            if ended is not None:
+                _end_resize(draft, ended)
             _resize(draft, name, _size(rules), is_bucket=rules.permits is None)
         state.orphans.pop(name, None)
     state.resource_rules = tuple(wanted.values())
+
+
+def _end_resize(draft: Draft, resized: ResourceResized) -> None:
+    """The configured size has changed: the resize does not come back with the old one."""
+    draft.others.append(msgspec.structs.replace(resized, configured=ENDED))
 
 
 def _resize(draft: Draft, name: str, size: tuple[int, int, int], *, is_bucket: bool) -> None:
@@ -240,7 +251,10 @@ def restore_capacity(draft: Draft, chunks: Iterable[RecoveredChunk]) -> None:
                 state.placement.set_paused(name, paused=True)
         for resized in chunk.resized:
             rules = state.resources.configured(resized.name)
-            if rules is None or _size(rules) != resized.configured:
+            if rules is None or resized.name in state.orphans or resized.configured == ENDED:
+                continue
+            if _size(rules) != resized.configured:
+                _end_resize(draft, resized)
                 continue
             state.overrides[resized.name] = resized
             size = (resized.permits, resized.rate, resized.burst)

@@ -328,7 +328,7 @@ def _chained_to(state: State, schedule: Schedule, behind: EdgeCondition) -> int:
     if last in state.tasks:
         return last
     alive = state.occurrences.get(stored.spec.name)
-    if alive and behind == EdgeCondition.ON_COMPLETE:
+    if alive and (behind == EdgeCondition.ON_COMPLETE or not stored.chain_broken):
         return next(reversed(alive))
     if stored.first_task and last in state.finished:
         return last
@@ -364,11 +364,12 @@ def _place(draft: Draft, task: Task, parent: int, behind: EdgeCondition | None) 
     """Decides where a new occurrence stands: behind the one before, or on its own."""
     state = draft.state
     chain_broken = state.schedules[task.schedule].stored.chain_broken
+    if chain_broken and behind == EdgeCondition.ON_SUCCESS:
+        # Also if the one before was put back and succeeded: only a put mends a chain.
+        _skip(draft, task, "the chain of its schedule is broken")
+        return
     if not parent or behind is None:
-        if chain_broken and behind == EdgeCondition.ON_SUCCESS:
-            _skip(draft, task, "the chain of its schedule is broken")
-        else:
-            settle(draft, task)
+        settle(draft, task)
         return
     state.set_parents(task, (parent,))
     if parent in state.tasks:
