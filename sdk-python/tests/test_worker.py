@@ -536,6 +536,99 @@ async def test_what_users_code_does_wrong_harms_its_own_attempt_only(
     }
 
 
+class _Unmade(Permanent):
+    def __init__(self) -> None:
+        """Does not call the constructor of the class above."""
+
+
+class _Unreadable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class _FailingCodec(JsonCodec):
+    def encode(self, value: Any) -> tuple[bytes, str]:
+        """Knows no value but one."""
+        if value != "good":
+            raise KeyError(value)
+        return super().encode(value)
+
+    def decode(self, payload: bytes, content_type: str, wanted: Any) -> Any:
+        """Fails with an error of its own."""
+        if payload == b"unreadable":
+            raise KeyError("which key")
+        return super().decode(payload, content_type, wanted)
+
+
+@contextlib.contextmanager
+def _taking_in(_attempt: Attempt) -> Any:
+    with contextlib.suppress(ZeroDivisionError):
+        yield
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+@pytest.mark.parametrize(
+    ("payload", "error", "told"),
+    [
+        (b'"x"', _Unmade(), (True, "")),
+        (b'"x"', Permanent(_Unreadable()), (True, "Permanent")),  # type: ignore[arg-type]
+        (b'"x"', Retryable(_Unreadable()), (False, "Retryable")),  # type: ignore[arg-type]
+        (b'"x"', None, (True, "output not encodable: KeyError: 'x'")),
+        (b'"x"', ZeroDivisionError(), (True, "output not encodable: KeyError: None")),
+        (b"unreadable", None, (True, "payload not decodable: KeyError: 'which key'")),
+    ],
+    ids=["unmade", "permanent", "retryable", "encode", "taken in", "decode"],
+)
+async def test_users_code_that_fails_around_a_handler_keeps_no_slot(
+    server: ScriptedServer,
+    payload: bytes,
+    error: Exception | None,
+    told: tuple[bool, str],
+    is_async: bool,
+) -> None:
+    """Codecs, interceptors and the classes of exceptions: their attempt ends, the next one runs."""
+    worker = _worker(server, slots=1, codec=_FailingCodec(), interceptors=[_taking_in])
+
+    def misbehave(word: str) -> str:
+        if error is not None and word != "good":
+            raise error
+        return word
+
+    async def misbehave_async(word: str) -> str:
+        return misbehave(word)
+
+    worker.handler("echo")(misbehave_async if is_async else misbehave)
+    async with _running(worker, server) as stream:
+        await stream.lease(make_lease(1, payload), make_lease(2, b'"good"'))
+        bad, good = await stream.reports(2)
+    assert (bad.fail.permanent, bad.fail.message) == told
+    assert good.complete.output == b'"good"'
+
+
+@pytest.mark.parametrize(
+    "reason", [5, None, ValueError("why")], ids=["number", "nothing", "exception"]
+)
+async def test_a_reason_that_is_no_text_harms_no_other_report(
+    server: ScriptedServer, reason: Any
+) -> None:
+    """All of one turn are reported together, whatever one of them says."""
+    worker = _worker(server)
+
+    async def end(word: str) -> str:
+        if word == "cancel":
+            raise Cancel(reason)
+        if word == "reject":
+            raise Reject(reason)
+        return word
+
+    worker.handler("echo")(end)
+    words = ["cancel", "reject", "good"]
+    async with _running(worker, server) as stream:
+        await stream.lease(*(make_lease(n, f'"{w}"'.encode()) for n, w in enumerate(words, 1)))
+        kinds = [report.WhichOneof("report") for report in await stream.reports(3)]
+    assert sorted(map(str, kinds)) == ["cancelled", "complete", "nack"]
+
+
 @pytest.mark.parametrize("wait", [-1, float("nan"), float("inf")])
 def test_a_retry_after_that_is_no_time_is_refused(wait: float) -> None:
     """Where it is said."""

@@ -54,22 +54,38 @@ class Handler:
                 )
         return arguments
 
+    def _readable(self, attempt: Attempt) -> list[Any] | Failed:
+        """The arguments, or how the attempt ends without them (WP-14)."""
+        try:
+            return self._arguments(attempt)
+        except PayloadError as error:
+            return Failed(str(error), permanent=True)
+        # A codec is the user's, and so are the types that it makes.
+        except Exception as error:
+            logger.exception("the codec failed")
+            return Failed(f"payload not decodable: {_describe(error)}", permanent=True)
+
     def _completed(self, value: Any) -> Outcome:
         try:
             output, content_type = self._codec.encode(value)
         except PayloadError as error:
             return Failed(f"output not encodable: {error}", permanent=True)
-        if type(output) is not bytes or not content_type.isascii():
+        # A codec is the user's: to run the handler again would do its work twice for no other end.
+        except Exception as error:
+            logger.exception("the codec failed")
+            return Failed(f"output not encodable: {_describe(error)}", permanent=True)
+        if type(output) is not bytes or type(content_type) is not str or not content_type.isascii():
             # One bad report would take the whole message with it.
             return Failed("output not encodable: the codec gave no bytes", permanent=True)
         return Completed(output, content_type)
 
     async def run_async(self, attempt: Attempt, run: Run) -> Outcome:
         """Runs an async handler to its end; cancellation is one of its ends."""
-        try:
-            arguments = self._arguments(attempt)
-        except PayloadError as error:
-            return Failed(str(error), permanent=True)
+        arguments = self._readable(attempt)
+        if isinstance(arguments, Failed):
+            return arguments
+        # What an interceptor that takes in an exception leaves behind.
+        value: Any = None
         try:
             if self._interceptors:
                 with _around(self._interceptors, attempt):
@@ -85,10 +101,10 @@ class Handler:
 
     def run_blocking(self, attempt: Attempt, run: Run) -> Outcome:
         """Runs a sync handler to its end, on the calling thread."""
-        try:
-            arguments = self._arguments(attempt)
-        except PayloadError as error:
-            return Failed(str(error), permanent=True)
+        arguments = self._readable(attempt)
+        if isinstance(arguments, Failed):
+            return arguments
+        value: Any = None
         try:
             with _around(self._interceptors, attempt):
                 value = self._function(*arguments)
@@ -138,17 +154,28 @@ def _around(interceptors: Sequence[Interceptor], attempt: Attempt) -> typing.Ite
 
 
 def _outcome_of(error: BaseException, run: Run) -> Outcome:
+    try:
+        return _meant(error, run)
+    # What is said in an exception is made by the code of its class.
+    except Exception:
+        logger.exception("an exception of task %d cannot be read", run.task_id)
+        return Failed(type(error).__name__, permanent=isinstance(error, Permanent))
+
+
+def _meant(error: BaseException, run: Run) -> Outcome:
     if run.stop is Stop.EXPIRED:
         # WP-24: the task may be another worker's by now; only success counts.
         return Failed(run.stop.value)
     match error:
         case Retryable():
-            return Failed(str(error.message), retry_after_s=error.retry_after_s)
+            after = error.retry_after_s
+            return Failed(str(error.message), retry_after_s=None if after is None else float(after))
         case Permanent():
             return Failed(str(error.message), permanent=True)
         case Cancel():
-            logger.info("task %d cancels itself: %s", run.task_id, error.reason)
-            return Cancelled(error.reason)
+            reason = str(error.reason)
+            logger.info("task %d cancels itself: %s", run.task_id, reason)
+            return Cancelled(reason)
         case Reject():
             return Nacked(str(error.reason))
         case _:

@@ -25,6 +25,10 @@ PROGRESS_BYTES_MAX = 1024
 class Retryable(Exception):
     """The attempt failed; another may succeed."""
 
+    # Of the class, for subclasses whose constructor does not call this one's.
+    message: str = ""
+    retry_after_s: float | None = None
+
     def __init__(self, message: str = "", *, retry_after: Seconds | None = None) -> None:
         """Ends the attempt as failed.
 
@@ -45,6 +49,8 @@ class Retryable(Exception):
 class Permanent(Exception):
     """The task failed for good; no further attempt."""
 
+    message: str = ""
+
     def __init__(self, message: str = "") -> None:
         """Ends the task as failed, with a `message` for people."""
         super().__init__(message)
@@ -54,6 +60,8 @@ class Permanent(Exception):
 class Cancel(Exception):
     """The handler cancels its task."""
 
+    reason: str = ""
+
     def __init__(self, reason: str = "") -> None:
         """Ends the task as cancelled; the `reason` is logged."""
         super().__init__(reason)
@@ -62,6 +70,8 @@ class Cancel(Exception):
 
 class Reject(Exception):
     """The handler gives the attempt back unrun, for another worker."""
+
+    reason: str = ""
 
     def __init__(self, reason: str = "") -> None:
         """Gives the attempt back; the `reason` is for people."""
