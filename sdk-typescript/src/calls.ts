@@ -113,7 +113,7 @@ export class Caller {
   /** Ends every pause and every call, and the connection. */
   close(reason: CronoqError): void {
     this.#closedBy = reason;
-    this.connection.close();
+    this.connection.close(reason);
     for (const fail of [...this.#pauses]) {
       fail(reason);
     }

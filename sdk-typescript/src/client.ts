@@ -430,6 +430,7 @@ export class Client extends AdminCalls implements AsyncDisposable {
   }
 
   async #waitForId(id: bigint, signal: AbortSignal | undefined): Promise<TaskResult> {
+    signal?.throwIfAborted(); // It may have been while the key was looked up.
     const waiter = this.#waits.begin(id);
     const onAbort = (): void => {
       this.#waits.forget(id, waiter);

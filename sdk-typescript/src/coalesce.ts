@@ -324,7 +324,7 @@ class Lane {
     if (batch.members.length === 0) {
       return false;
     }
-    const last = Math.max(...batch.members.map((member) => member.endsAt));
+    const last = batch.members.reduce((end, { endsAt }) => Math.max(end, endsAt), now);
     const bounds = { timeoutMs: last - now };
     let response: SubmitManyResponse;
     try {

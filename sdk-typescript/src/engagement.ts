@@ -8,7 +8,7 @@
 import { Attempt, type Host } from "./attempt.js";
 import { clamped, monotonicMs } from "./clock.js";
 import type { Endpoint } from "./endpoint.js";
-import { type CronoqError, GaveUpError } from "./errors.js";
+import { ClosedError, type CronoqError, GaveUpError } from "./errors.js";
 import type { Output } from "./gen/cronoq/v1/workers.js";
 import type { Handlers } from "./handlers.js";
 import { Link, type Listener } from "./link.js";
@@ -238,12 +238,15 @@ export class Engagement implements Listener, Host {
 
   // --- stopping ---------------------------------------------------------------------------------
 
-  /** Waits for a fact that some event of this worker brings about; throws when it gave up. */
+  /** Waits for a fact that some event of this worker brings about; throws when none can any more. */
   async until(isTrue: () => boolean, signal?: AbortSignal): Promise<void> {
     while (!isTrue()) {
       signal?.throwIfAborted();
       if (this.failure !== undefined) {
         throw this.failure;
+      }
+      if (this.isStopped) {
+        throw new ClosedError("the worker was stopped");
       }
       await this.#change(undefined, signal);
     }

@@ -116,7 +116,7 @@ export class Link {
 
   #end(): void {
     this.isOver = this.isEnded = true;
-    clearTimeout(this.#pulse);
+    this.#arm();
     this.#listener.changed();
   }
 
@@ -277,11 +277,12 @@ export class Link {
 
   #arm(): void {
     clearTimeout(this.#pulse);
-    if (this.isOver && this.isEnded) {
+    const now = monotonicMs();
+    // No server is left to hear heartbeats, but leases still run out (WP-24).
+    this.#pulseAt = this.isEnded ? this.#session.nextExpiry : this.#session.nextPulse(now);
+    if (this.#pulseAt === Infinity) {
       return;
     }
-    const now = monotonicMs();
-    this.#pulseAt = this.#session.nextPulse(now);
     this.#beatIntervalMs = this.#session.beatIntervalMs;
     this.#pulse = setTimeout(
       () => {
@@ -289,6 +290,9 @@ export class Link {
       },
       clamped(Math.ceil(this.#pulseAt - now)),
     );
+    if (this.isEnded) {
+      this.#pulse.unref(); // Who still runs keeps the program alive, if anybody does.
+    }
   }
 
   #onPulse(): void {

@@ -337,13 +337,18 @@ export class Session {
 
   /** Returns when `pulse` is to be called next. */
   nextPulse(now: number): number {
-    let due = this.#beatDue();
+    return Math.max(Math.min(this.#beatDue(), this.nextExpiry), now);
+  }
+
+  /** When the first lease runs out whose handler was not told to stop; `Infinity` if there is none. */
+  get nextExpiry(): number {
+    let due = Infinity;
     for (const run of this.#runs.values()) {
       if (run.stop === undefined) {
         due = Math.min(due, this.#expiresAt(run));
       }
     }
-    return Math.max(due, now);
+    return due;
   }
 
   /** Sends the heartbeat that is due and returns the runs whose lease ran out (WP-24). */

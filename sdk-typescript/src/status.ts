@@ -51,7 +51,8 @@ export function callError(status: StatusLike, initial: Metadata | undefined): Cr
     }
   }
   const message = status.details === "" ? code.toLowerCase() : status.details;
-  const executed = wasNeverSent(code, message) ? false : undefined;
+  // What has a reason came from a server, whatever its text quotes.
+  const executed = reason === undefined && wasNeverSent(code, message) ? false : undefined;
   return errorFor(code, message, { reason, details, executed });
 }
 

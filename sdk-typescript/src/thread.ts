@@ -76,6 +76,12 @@ export function threadHandler(file: string | URL, options: ThreadOptions = {}): 
   return Object.assign(handler, { [RUNS_ELSEWHERE]: true });
 }
 
+/** Who waits for a thread. */
+interface Waiting {
+  readonly resolve: (thread: Thread) => void;
+  readonly reject: (error: unknown) => void;
+}
+
 /** The threads of one file, made when needed. */
 class ThreadPool {
   readonly #file: string | URL;
@@ -83,7 +89,7 @@ class ThreadPool {
   readonly #options: ThreadOptions;
   #count = 0;
   readonly #idle: Thread[] = [];
-  readonly #waiting: ((thread: Thread) => void)[] = [];
+  readonly #waiting: Waiting[] = [];
 
   constructor(file: string | URL, size: number, options: ThreadOptions) {
     this.#file = file;
@@ -113,12 +119,15 @@ class ThreadPool {
     if (this.#count < this.#size) {
       return this.#make();
     }
-    return new Promise((resolve) => this.#waiting.push(resolve));
+    return new Promise((resolve, reject) => {
+      this.#waiting.push({ resolve, reject });
+    });
   }
 
+  /** @throws {Error} There is none to be had: counted is only what there is. */
   #make(): Thread {
-    this.#count += 1;
     const thread = new Thread(this.#file, { workerData: this.#options.workerData });
+    this.#count += 1;
     // Whoever runs something there hears of it; an idle thread that ends is only forgotten.
     thread.on("error", () => undefined);
     thread.on("exit", () => {
@@ -134,13 +143,30 @@ class ThreadPool {
   #giveBack(thread: Thread, isAlive: boolean): void {
     if (!isAlive) {
       this.#count -= 1;
+      this.#makeForNext();
+      return;
     }
     const next = this.#waiting.shift();
     if (next !== undefined) {
-      next(isAlive ? thread : this.#make());
-    } else if (isAlive) {
+      next.resolve(thread);
+    } else {
       thread.unref(); // An idle thread keeps no program alive.
       this.#idle.push(thread);
+    }
+  }
+
+  /** Makes up for a thread that has gone; who gets none hears why, and does not wait for ever. */
+  #makeForNext(): void {
+    while (this.#count < this.#size) {
+      const next = this.#waiting.shift();
+      if (next === undefined) {
+        return;
+      }
+      try {
+        next.resolve(this.#make());
+      } catch (error) {
+        next.reject(error);
+      }
     }
   }
 }

@@ -20,7 +20,7 @@ import {
   type StatusObject,
 } from "@grpc/grpc-js";
 
-import { monotonicMs } from "./clock.js";
+import { clamped, monotonicMs } from "./clock.js";
 import type { Endpoint } from "./endpoint.js";
 import {
   ClosedError,
@@ -118,7 +118,8 @@ function readTls(tls: TlsOptions): ChannelCredentials {
 export class Channel {
   readonly #client: Client;
   readonly #token: string | undefined;
-  #openCalls = 0;
+  readonly #open = new Set<{ cancel(): void }>();
+  #closedBy: CronoqError | undefined;
   readonly madeAt = monotonicMs();
   /** Called when a server answers that it does not lead, or will not for long. */
   onNotLeader: (channel: Channel) => void = () => undefined;
@@ -135,10 +136,13 @@ export class Channel {
 
   /** True while no call is under way. */
   get isIdle(): boolean {
-    return this.#openCalls === 0;
+    return this.#open.size === 0;
   }
 
   #failed(status: StatusLike, initial: Metadata | undefined): CronoqError {
+    if (this.#closedBy !== undefined) {
+      return this.#closedBy;
+    }
     const error = callError(status, initial);
     if (error instanceof NotLeaderError || error instanceof StoppingError) {
       this.onNotLeader(this);
@@ -160,7 +164,6 @@ export class Channel {
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
       let initial: Metadata | undefined;
-      this.#openCalls += 1;
       const call = this.#client.makeUnaryRequest(
         method.path,
         method.requestSerialize,
@@ -169,7 +172,7 @@ export class Channel {
         this.#metadata(),
         callOptions(bounds),
         (error, answer) => {
-          this.#openCalls -= 1;
+          this.#open.delete(call);
           signal?.removeEventListener("abort", onAbort);
           if (error !== null || answer === undefined) {
             reject(this.#failed(error ?? { code: Code.INTERNAL, details: "no answer" }, initial));
@@ -178,6 +181,7 @@ export class Channel {
           }
         },
       );
+      this.#open.add(call);
       call.on("metadata", (received: Metadata) => {
         initial = received;
       });
@@ -223,7 +227,7 @@ export class Channel {
       call.cancel();
     };
     signal?.addEventListener("abort", onAbort, { once: true });
-    this.#openCalls += 1;
+    this.#open.add(call);
     try {
       signal?.throwIfAborted();
       for await (const message of call as AsyncIterable<Response>) {
@@ -233,7 +237,7 @@ export class Channel {
       signal?.throwIfAborted();
       throw isStatus(error) ? this.#failed(error, initial) : error;
     } finally {
-      this.#openCalls -= 1;
+      this.#open.delete(call);
       signal?.removeEventListener("abort", onAbort);
       call.cancel();
     }
@@ -252,9 +256,18 @@ export class Channel {
     );
   }
 
-  /** Ends all calls and the connection. */
-  close(): void {
+  /**
+   * Ends the connection: at once with a reason, which all calls under way throw then; else calls
+   * that wait for it fail, and it ends with the last one that it carries.
+   */
+  close(reason?: CronoqError): void {
     this.#client.close();
+    if (reason !== undefined) {
+      this.#closedBy = reason;
+      for (const call of [...this.#open]) {
+        call.cancel();
+      }
+    }
   }
 
   // Made for each call, since grpc-js adds to what it is given.
@@ -288,6 +301,8 @@ export class Connection {
   #channel: Channel | undefined;
   #certificates = "";
   #connecting: NodeJS.Timeout | undefined;
+  /** Whose connecting that timer bounds. */
+  #bounded: Channel | undefined;
   readonly #retired: Channel[] = [];
   #isClosed = false;
 
@@ -308,8 +323,7 @@ export class Connection {
     }
     const version = this.#settings.endpoint.isEncrypted ? this.#dialer.certificatesVersion() : "";
     if (this.#channel !== undefined && version !== this.#certificates) {
-      // Calls under way go on there; it is closed with the connection.
-      this.#retired.push(this.#channel);
+      this.#retire(this.#channel);
       this.#channel = undefined;
     }
     if (this.#channel === undefined) {
@@ -338,6 +352,12 @@ export class Connection {
     if (channel !== this.#channel || monotonicMs() - channel.madeAt < LEAVE_AFTER_MS) {
       return;
     }
+    this.#retire(channel);
+    this.#channel = undefined;
+  }
+
+  /** Calls under way go on there; it is closed when none is left, or with the connection. */
+  #retire(channel: Channel): void {
     for (const retired of this.#retired.splice(0)) {
       if (retired.isIdle) {
         retired.close();
@@ -346,33 +366,34 @@ export class Connection {
       }
     }
     this.#retired.push(channel);
-    this.#channel = undefined;
   }
 
   /** grpc-js waits for a connection as long as the system does; calls here wait no longer than set. */
   #boundConnecting(channel: Channel): void {
-    if (channel.isConnected || this.#connecting !== undefined) {
+    if (channel.isConnected || this.#bounded === channel) {
       return;
     }
+    clearTimeout(this.#connecting);
+    this.#bounded = channel;
     this.#connecting = setTimeout(() => {
-      this.#connecting = undefined;
+      this.#bounded = undefined;
       if (this.#channel === channel && !channel.isConnected) {
         this.#channel = undefined;
         channel.close();
+        this.#retire(channel);
       }
-    }, this.#settings.connectTimeoutMs);
+    }, clamped(this.#settings.connectTimeoutMs));
     this.#connecting.unref();
   }
 
-  /** Ends all calls and connections. */
-  close(): void {
+  /** Ends all connections and all calls, which throw the reason then. */
+  close(reason: CronoqError): void {
     this.#isClosed = true;
     clearTimeout(this.#connecting);
-    this.#connecting = undefined;
     for (const channel of this.#retired.splice(0)) {
-      channel.close();
+      channel.close(reason);
     }
-    this.#channel?.close();
+    this.#channel?.close(reason);
     this.#channel = undefined;
   }
 }

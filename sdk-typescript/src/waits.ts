@@ -58,6 +58,7 @@ export class SharedWaits {
   #isScheduled = false;
   #knowsMany = true;
   readonly #singles: bigint[] = [];
+  #singlesBegun = 0;
   #singleCount = 0;
 
   constructor(caller: Caller) {
@@ -276,22 +277,33 @@ export class SharedWaits {
   // --- servers that have no shared waits --------------------------------------------------------
 
   #waitSingly(targets: readonly bigint[]): void {
-    this.#singles.push(...targets);
-    while (this.#singleCount < SINGLE_MAX && this.#singles.length > 0) {
+    for (const target of targets) {
+      this.#singles.push(target); // One by one: there may be more than a call has arguments.
+    }
+    while (this.#singleCount < SINGLE_MAX && this.#singlesBegun < this.#singles.length) {
       this.#singleCount += 1;
       void this.#waitInTurn();
     }
   }
 
+  /** Not by taking it off, which would move all that are behind it. */
+  #nextSingle(): bigint | undefined {
+    const target = this.#singles[this.#singlesBegun++];
+    if (target === undefined) {
+      this.#singles.length = this.#singlesBegun = 0;
+    }
+    return target;
+  }
+
   async #waitInTurn(): Promise<void> {
-    let target = this.#singles.shift();
+    let target = this.#nextSingle();
     while (target !== undefined) {
       try {
         await this.#waitSingle(target);
       } catch (error) {
         this.#fail([target], error);
       }
-      target = this.#singles.shift();
+      target = this.#nextSingle();
     }
     this.#singleCount -= 1;
   }

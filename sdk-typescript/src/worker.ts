@@ -117,6 +117,7 @@ export class Worker implements AsyncDisposable {
    * Waits until the worker receives work.
    *
    * @throws {GaveUpError} It never will.
+   * @throws {ClosedError} It was stopped before.
    */
   async waitReady(options: SignalOptions = {}): Promise<void> {
     const engagement = this.#current();

@@ -581,6 +581,18 @@ describe("waits", () => {
     assert.equal((await soon(wait)).id, 9n);
   });
 
+  it("by key hear a signal that comes while the key is looked up", async () => {
+    server.on("get", () => ({ ...WireInfo.create(), id: 9n, status: WireStatus.READY }));
+    const ending = new AbortController();
+    const get = client.get.bind(client);
+    client.get = async (...asked) => {
+      const found = await get(...asked);
+      ending.abort(new Error("enough"));
+      return found;
+    };
+    await soon(assert.rejects(client.wait("k", { signal: ending.signal }), /enough/));
+  });
+
   it("for many come back in order", async () => {
     const wait = client.waitMany([3n, { id: 1n }]);
     (await results.opened.take()).put(ended(1n, 3n));
@@ -604,6 +616,22 @@ describe("waits", () => {
       "old",
       "old",
     ]);
+  });
+
+  it("go task by task to an old server, however many they are", async () => {
+    server.answers.delete("waitMany");
+    server.on("wait", () => makeResult(1n));
+    await soon(client.wait(1n));
+    const asked = new Fact();
+    server.on("wait", () => {
+      asked.tell(undefined);
+      return new Promise(() => undefined);
+    });
+    const ids = Array.from({ length: 150_000 }, (_, index) => BigInt(index + 1));
+    const waits = client.waitMany(ids);
+    await asked.come();
+    client.close();
+    await soon(assert.rejects(waits, ClosedError));
   });
 
   it("for a task without success are an error that tells how it ended", async () => {
@@ -741,6 +769,38 @@ describe("calls", () => {
     await assert.rejects(client.submit("a"), ClosedError);
     assert.throws(() => client.watch(), ClosedError);
     client.close();
+  });
+
+  it("end with the client, however far they are", async () => {
+    const heard = new Queue<string>();
+    for (const method of ["get", "submitMany", "listTasks"]) {
+      server.on(method, () => {
+        heard.put(method);
+        return new Promise(() => undefined);
+      });
+    }
+    for (const method of ["waitMany", "watchBatches"]) {
+      server.on(method, async function* () {
+        yield { results: [], errors: [], events: [], cursor: Buffer.from("c") };
+        heard.put(method);
+        await new Promise(() => undefined);
+      });
+    }
+    const calls = [
+      client.get(5n),
+      client.submit("a"),
+      client.list()[Symbol.asyncIterator]().next(),
+      client.wait(1n),
+      client.watch().next(),
+    ];
+    const found = new Set<string>();
+    while (found.size < calls.length) {
+      found.add(await heard.take());
+    }
+    client.close();
+    for (const call of calls) {
+      await soon(assert.rejects(call, ClosedError));
+    }
   });
 
   it("describe a task whole", async () => {

@@ -312,6 +312,29 @@ describe("threads", () => {
       false,
     );
   });
+
+  it("that cannot be made fail their attempts, each of them", async () => {
+    const unknown = threadHandler("no-path.js", { threads: 1 });
+    for (const payload of [1, 2]) {
+      const { failure, isPermanent } = await soon(runHandler(unknown, payload));
+      assert.match(failure ?? "", /absolute path/);
+      assert.ok(!isPermanent);
+    }
+    let made = 0;
+    const once = {
+      threads: 1,
+      get workerData(): unknown {
+        return made++ === 0 ? "fine" : () => "not to be copied";
+      },
+    };
+    const crunch = threadHandler(file, once);
+    const attempts = ["exit", "work", "work"].map((act) => runHandler(crunch, { act, n: 1 }));
+    const ends = await soon(Promise.all(attempts));
+    assert.deepEqual(
+      ends.map(({ failure }) => failure?.split(":")[0]),
+      ["ThreadEndedError", "DataCloneError", "DataCloneError"],
+    );
+  });
 });
 
 describe("traces", () => {

@@ -2,24 +2,25 @@
 
 import assert from "node:assert/strict";
 import { copyFileSync, mkdtempSync, rmSync, utimesSync } from "node:fs";
-import { createServer, type Server, type Socket } from "node:net";
+import { type AddressInfo, connect, createServer, type Server, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { describe, it, type TestContext } from "node:test";
 
-import { status as Code } from "@grpc/grpc-js";
+import { status as Code, type StatusObject } from "@grpc/grpc-js";
 
 import { TaskInfo as WireInfo } from "../src/gen/cronoq/v1/task.js";
 import { TasksService } from "../src/gen/cronoq/v1/tasks.js";
 import {
   Client,
+  ClosedError,
   type ClientOptions,
   type TlsOptions,
   UnavailableError,
   Worker,
 } from "../src/index.js";
 import { clientSettings } from "../src/options.js";
-import { readErrorInfo, statusError } from "../src/status.js";
+import { callError, readErrorInfo, statusError } from "../src/status.js";
 import { Connection } from "../src/transport.js";
 import {
   CERTS,
@@ -219,6 +220,40 @@ describe("connections", () => {
     assert.ok(silent.sockets.length > 1);
   });
 
+  it("of a client are each given up in time, the first and those after it", async (test) => {
+    const server = await new ScriptedServer().start();
+    server.on("get", () => {
+      throw new Refusal(Code.UNAVAILABLE, "standby", "NOT_LEADER");
+    });
+    const sockets: Socket[] = [];
+    // Leads the first connection to the server, and says nothing on the next.
+    const front = createServer((socket) => {
+      sockets.push(socket.on("error", () => undefined));
+      if (sockets.length === 1) {
+        const inner = connect(server.port, server.address).on("error", () => undefined);
+        socket.pipe(inner).pipe(socket);
+      }
+    });
+    await new Promise<void>((resolve) => front.listen(0, "127.0.0.1", resolve));
+    const { port } = front.address() as AddressInfo;
+    const settings = clientSettings({ endpoint: `127.0.0.1:${port}`, connectTimeoutMs: 1_000 });
+    const connection = new Connection(settings);
+    test.after(() => {
+      connection.close(new ClosedError("over"));
+      server.stop();
+      sockets.forEach((socket) => socket.destroy());
+      front.close();
+    });
+    const request = { task: { ref: { $case: "id" as const, value: 1n } } };
+    const first = connection.channel();
+    do {
+      await soon(assert.rejects(first.unary(TasksService.get, request), UnavailableError));
+    } while (performance.now() - first.madeAt < 150);
+    const second = connection.channel();
+    assert.notEqual(second, first);
+    await soon(assert.rejects(second.unary(TasksService.get, request), { executed: false }));
+  });
+
   // Covers R14.
   it("to a server that does not lead are left for new ones, not too often", async (test) => {
     const server = await new ScriptedServer().start();
@@ -240,7 +275,7 @@ describe("connections", () => {
     assert.ok(age() >= 100);
     assert.ok(tries > 0);
     assert.ok(first.isIdle);
-    connection.close();
+    connection.close(new ClosedError("over"));
   });
 
   it("work over IPv6", async (test) => {
@@ -286,5 +321,14 @@ describe("statuses", () => {
   it("that cannot be read say nothing", () => {
     assert.deepEqual(readErrorInfo(Buffer.from([255, 255])), { reason: undefined, details: {} });
     assert.equal(statusError(undefined).message, "the server gave no reason");
+  });
+
+  it("of a server that quotes an error of its own say nothing of what was sent", () => {
+    const { status } = new Refusal(
+      Code.UNAVAILABLE,
+      "the store can't be reached: connect ECONNREFUSED",
+      "STORE_UNAVAILABLE",
+    );
+    assert.equal(callError(status as StatusObject, undefined).executed, undefined);
   });
 });

@@ -770,6 +770,23 @@ describe("connecting", () => {
     await soon(assert.rejects(run, GaveUpError));
     assert.ok(attempt.isCancelled);
   });
+
+  it("ends handlers with their leases when it has given up, too (WP-24)", async () => {
+    const gate = new Gate();
+    const worker = workerOf().handler("echo", gate.handler);
+    worker.start();
+    const stream = await server.stream();
+    stream.accept({ leaseTtlS: 0.5 });
+    stream.lease(makeLease(1));
+    const { signal } = await gate.entered.take();
+    const told = new Fact<string>();
+    signal.addEventListener("abort", () => {
+      told.tell((signal.reason as Error).message);
+    });
+    stream.end(new Refusal(Code.UNAUTHENTICATED, "withdrawn"));
+    assert.match(await told.come(), /^lease expired/);
+    await soon(worker.stop());
+  });
 });
 
 function redirectTo(url: string): Refusal {
@@ -975,6 +992,15 @@ describe("stopping", () => {
     const worker = workerOf({ backoff: { initialMs: 5_000 } }).handler("echo", () => null);
     worker.start();
     await soon(worker.stop());
+  });
+
+  it("ends the wait for a server that never came", async () => {
+    server.stop();
+    const worker = workerOf({ backoff: { initialMs: 5_000 } }).handler("echo", () => null);
+    worker.start();
+    const ready = worker.waitReady();
+    await soon(worker.stop());
+    await soon(assert.rejects(ready, ClosedError));
   });
 
   it("follows the signal of run", async () => {
