@@ -311,6 +311,40 @@ def test_progress_goes_out_before_the_report_of_its_attempt(peer: Peer) -> None:
     assert (beat.progress[0].progress.data, beat.progress[0].progress.fraction) == (b"999", 0.999)
 
 
+def test_a_word_of_progress_is_not_lost_to_the_beat_that_carries_the_one_before(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler's thread says it while the beat is being made (WP-25)."""
+    (run,) = peer.lease(make_lease(1))
+
+    class Racing(Run):
+        __slots__ = ("said",)
+        is_raced = False
+
+        @property  # type: ignore[override]
+        def progress(self) -> tuple[bytes, float | None]:
+            before = self.said
+            if not Racing.is_raced:
+                Racing.is_raced = True
+                self.say(b"2")
+            return before
+
+        def say(self, word: bytes) -> None:
+            self.said = (word, None)
+            self.progress_is_new = peer.session.has_progress = True
+
+    racing = Racing.__new__(Racing)
+    for name in Run.__slots__:
+        if name != "progress":
+            setattr(racing, name, getattr(run, name))
+    monkeypatch.setitem(peer.session._runs, 1, racing)
+    racing.say(b"1")
+    peer.session.pulse(1.0)
+    peer.session.pulse(2.0)
+    words = [m.heartbeats.progress[0].progress.data for m in peer.written]
+    assert words == [b"1", b"2"]
+
+
 def test_progress_waits_at_most_a_second(peer: Peer) -> None:
     """A heartbeat comes early for it, but not for each word (WP-25)."""
     (run,) = peer.lease(make_lease(1))

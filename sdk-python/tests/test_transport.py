@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import socket
 import threading
@@ -229,6 +230,35 @@ async def test_a_missing_certificate_file_is_named(tmp_path: Path) -> None:
     async with Client("https://127.0.0.1:1", tls=tls) as client:
         with pytest.raises(FileNotFoundError, match=r"none\.pem"):
             await client.get(1)
+
+
+@pytest.mark.parametrize("token", ["line\n", "two words", "nul\0", "\u00fcn\u00ef"])
+@pytest.mark.parametrize("made", [Client, Worker])
+def test_a_token_that_no_metadata_holds_is_a_mistake(made: Any, token: str) -> None:
+    """Told at once, without the token: no call that carries it would ever be made."""
+    with pytest.raises(ValueError, match=r"^token: printable ASCII without spaces$"):
+        made(token=token)
+
+
+async def test_certificate_files_that_are_being_replaced_keep_the_connection(
+    mutual: ScriptedServer, tmp_path: Path
+) -> None:
+    """A call between the removal of the old file and the writing of the new one."""
+    _play_get(mutual)
+    for name in ("ca.pem", "client.pem", "client.key"):
+        shutil.copy(CERTS / name, tmp_path / name)
+    tls = TlsOptions(
+        ca=tmp_path / "ca.pem", cert=tmp_path / "client.pem", key=tmp_path / "client.key"
+    )
+    async with Client(mutual.url, tls=tls, backoff=QUICK, deadline=PATIENCE_S) as client:
+        await client.get(1)
+        first = client._caller.connection.channel()
+        (tmp_path / "client.key").unlink()
+        assert (await client.get(1)).id == 1
+        shutil.copy(CERTS / "client.key", tmp_path / "client.key")
+        os.utime(tmp_path / "client.key", (0, 0))
+        assert (await client.get(1)).id == 1
+        assert client._caller.connection.channel() is not first
 
 
 @pytest.mark.parametrize("given", [{"cert": "c.pem"}, {"key": "k.pem"}])

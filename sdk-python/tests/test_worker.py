@@ -25,6 +25,7 @@ from cronoq import (
     Worker,
 )
 from cronoq._proto import task_pb2, workers_pb2
+from cronoq._session import Session
 from cronoq.errors import ClosedError
 
 QUICK = Backoff(initial=0.001, maximum=0.01)
@@ -939,6 +940,24 @@ async def test_an_answer_that_no_retry_changes_ends_the_worker(
         await worker.run()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_fault_of_the_link_ends_the_worker(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Instead of leaving a worker that waits for ever and says nothing."""
+
+    def fail(*_arguments: Any) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(Session, "registered", fail)
+    worker = _worker(server)
+    worker.handler("echo")(_same)
+    running = asyncio.create_task(worker.run())
+    await (await server.stream()).accept()
+    with pytest.raises(GaveUpError, match="INTERNAL"):
+        await asyncio.wait_for(running, PATIENCE_S)
+
+
 async def test_a_token_rejected_later_ends_the_worker(server: ScriptedServer) -> None:
     """Credentials can be withdrawn."""
     worker = _worker(server, token="a-token-of-some-length")
@@ -1065,6 +1084,26 @@ async def test_a_stop_lets_handlers_finish_and_gives_late_leases_back(
 
 
 @pytest.mark.regression("R10")
+async def test_a_lease_read_before_a_stop_and_taken_after_it_is_given_back(
+    server: ScriptedServer,
+) -> None:
+    """It was on its way from the link's thread to the loop when the stop began (WP-41)."""
+    worker = _worker(server)
+    gate = Gate()
+    worker.handler("echo")(gate)
+    async with _running(worker, server) as stream:
+        engagement = worker._engagement
+        assert engagement is not None
+        leases = workers_pb2.ServerMessage(leases=workers_pb2.LeaseBatch(leases=[make_lease(1)]))
+        runs = engagement.session.receive(leases, 0.0).begun
+        stopping = asyncio.create_task(worker.stop())
+        await stream.expect("set_slots")
+        engagement._take(runs)
+        (report,) = await stream.reports(1)
+        assert report.nack.reason == "worker is stopping"
+    await stopping
+
+
 async def test_heartbeats_go_on_until_the_last_receipt(server: ScriptedServer) -> None:
     """A drain that takes longer than a lease loses none."""
     worker = _worker(server)

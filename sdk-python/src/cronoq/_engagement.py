@@ -164,6 +164,10 @@ class Engagement:
     # --- running (on the loop) ------------------------------------------------------------------
 
     def _take(self, runs: list[Run]) -> None:
+        if self._stopping is not None:  # WP-41: they came while the stop was being made.
+            for run in runs:
+                self._end(run, Nacked("worker is stopping"))
+            return
         self._backlog.extend(runs)
         self._start_waiting()
 

@@ -112,9 +112,14 @@ class Link:
     # --- connecting -----------------------------------------------------------------------------
 
     def _run(self) -> None:
+        has_failed = True
         try:
             self._connect_until_over()
+            has_failed = False
         finally:
+            if has_failed:
+                # A fault of this program, told by the thread's hook: nobody is to wait for it.
+                self._listener.gave_up("INTERNAL", "the connection's thread has failed")
             self._is_over = self.is_ended = True
             self._pulse_wake.set()
             self._listener.changed()

@@ -507,9 +507,12 @@ def _single(report: workers_pb2.Report) -> workers_pb2.WorkerMessage:
 
 def _add_progress(beat: workers_pb2.Heartbeats, named: Iterable[Run]) -> None:
     for run in named:
+        if not run.progress_is_new:
+            continue
+        # Before it is read: the handler's thread may write another one meanwhile, and that is new.
+        run.progress_is_new = False
         progress = run.progress
-        if run.progress_is_new and progress is not None:
-            run.progress_is_new = False
+        if progress is not None:
             item = beat.progress.add()
             item.lease = run.lease
             item.progress.data = progress[0]

@@ -87,6 +87,7 @@ class Client:
 
         Raises:
             EndpointError: The endpoint cannot be read.
+            ValueError: An option is out of its range.
         """
         self._client = _client.Client(
             endpoint,

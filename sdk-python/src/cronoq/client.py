@@ -173,6 +173,7 @@ class Client(AdminCalls):
 
         Raises:
             EndpointError: The endpoint cannot be read.
+            ValueError: An option is out of its range.
         """
         defaults = ClientOptions()
         self.options = ClientOptions(

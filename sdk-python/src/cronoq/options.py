@@ -109,6 +109,11 @@ class ConnectOptions:
     codec: Codec = field(default_factory=JsonCodec)
     max_message_bytes: int = 4 * 1024 * 1024
 
+    def __post_init__(self) -> None:
+        # No metadata could carry it, so no call would ever be made.
+        if self.token is not None and not all("!" <= letter <= "~" for letter in self.token):
+            raise ValueError("token: printable ASCII without spaces")
+
 
 @dataclass(slots=True)
 class Submission:
@@ -175,5 +180,6 @@ class WorkerOptions(ConnectOptions):
     session_reset: Seconds = 50.0
 
     def __post_init__(self) -> None:
+        ConnectOptions.__post_init__(self)
         if self.slots < 1:
             raise ValueError("slots: at least 1")
