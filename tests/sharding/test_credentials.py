@@ -90,6 +90,18 @@ async def test_what_a_caller_may_not_see_is_not_there_wherever_it_is(guarded: Cl
         assert "cronoq-unavailable-shards" not in metadata
 
 
+async def test_a_watch_of_what_a_caller_may_not_see_is_refused(guarded: Cluster) -> None:
+    """As one of a task that never was, from whichever server; nobody waits for what can't come."""
+    request = tasks_pb2.SubmitRequest(task=spec("site"))
+    hidden = (await guarded.edges["web"].tasks.Submit(request, metadata=bearer("all"))).id
+    for edge in guarded.edges.values():
+        for task_id in (hidden, hidden + 1):
+            wanted = tasks_pb2.WatchRequest(ids=[task_id])
+            stream = edge.tasks.WatchBatches(wanted, metadata=bearer("llm"))
+            code, reason, _ = await refused(stream.read())
+            assert (code, reason) == (grpc.StatusCode.NOT_FOUND, "TASK_UNKNOWN")
+
+
 async def test_missing_shards_are_named_only_to_those_who_may_use_them(guarded: Cluster) -> None:
     """Whoever has no pool there misses nothing."""
     edge = guarded.edges["cpu"]

@@ -145,6 +145,18 @@ async def test_a_watch_that_began_without_a_shard_ends_when_it_is_back(cluster: 
     again.cancel()
 
 
+@pytest.mark.parametrize("number", [1, 2, 77])
+@pytest.mark.parametrize("bookmarks", [False, True])
+async def test_a_watch_of_a_task_that_nobody_has_is_refused(
+    cluster: Cluster, number: int, bookmarks: bool
+) -> None:
+    """Whichever shard it would be in: the server's own, another one, one that there is not."""
+    request = tasks_pb2.WatchRequest(ids=[number << 56 | 1 << 40 | 9999], bookmarks=bookmarks)
+    stream = cluster.edges["cpu"].tasks.WatchBatches(request)
+    code, reason, _ = await refused(_to_its_end(stream))
+    assert (code, reason) == (grpc.StatusCode.NOT_FOUND, "TASK_UNKNOWN")
+
+
 async def _to_its_end(stream: Any) -> None:
     while await stream.read() is not grpc.aio.EOF:
         pass

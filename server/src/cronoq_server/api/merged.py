@@ -39,7 +39,8 @@ class MergedWatch:
     """The events of several shards; iterate it, then close it.
 
     Attributes:
-        refusals: Named tasks that cannot be watched: none, since they were looked up before.
+        refusals: Named tasks of the server's own shard that cannot be watched; another one's end
+            the watch when that shard says so.
     """
 
     def __init__(self, cursor: bytes, *, bookmarks: bool) -> None:

@@ -327,6 +327,9 @@ class ShardedService(ShardedSubmitting):
             if isinstance(named, Refusal):
                 raise Refused(named)
             ids.append(named)
+        asked = {*route.ask, *route.silent}
+        for task_id in ids:
+            self._require_watchable(who, task_id, asked)
         merged = MergedWatch(cursor, bookmarks=bookmarks)
         try:
             silent = [shard for shard in route.silent if not ids or self._some(ids, shard)]
@@ -340,16 +343,27 @@ class ShardedService(ShardedSubmitting):
                 remote = self._spread.remote(shard)
                 start = merged.start(shard.number)
                 if remote is None:
-                    merged.add(
-                        shard.number,
-                        await super().watch(who, part, start, bookmarks=bookmarks),
-                    )
+                    own = await super().watch(who, part, start, bookmarks=bookmarks)
+                    merged.add(shard.number, own)
+                    merged.refusals = own.refusals
                 else:
                     merged.add(shard.number, remote.watch(part, start, bookmarks=bookmarks))
         except BaseException:
             await merged.aclose()
             raise
         return merged
+
+    def _require_watchable(self, who: Principal, task_id: int, asked: set[Shard]) -> None:
+        """Makes sure that somebody is going to say something of a task, if only that it is not.
+
+        Raises:
+            Refused: Nobody has such a task, or its shard can't be asked for this caller.
+        """
+        owner = self._spread.topology.of_id(task_id)
+        if owner is None or not owner.is_open_to(who.pools):
+            raise Refused(task_unknown(task_id))
+        if owner not in asked:
+            self._spread.single(OnTask(task_id), who)
 
     def _some(self, ids: Sequence[int], shard: Shard) -> tuple[int, ...]:
         """Those of some tasks that are a shard's."""

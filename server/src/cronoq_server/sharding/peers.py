@@ -7,6 +7,8 @@ Rules a change must keep:
    the leader" executed nothing, so that the call is made again on a fresh connection, within
    `peer_timeout_s`. Any other loss is the caller's to judge.
 3. Nothing here waits for a peer unless a call for it does; probes run by themselves.
+4. A call whose channel is closed under it ends as one whose peer was lost. Left as it comes, it
+   would look to its caller as if that one had been cancelled, and who reads would hear no end.
 """
 
 from __future__ import annotations
@@ -137,6 +139,7 @@ class Peer:
         self._settings = settings
         self._connect = connect
         self._channel = connect(shard, settings)
+        self._calls: set[grpc.aio.Call] = set()
         self._retired: set[asyncio.Task[None]] = set()
 
     async def call(
@@ -164,15 +167,20 @@ class Peer:
         while True:
             spent = loop.time() - began
             left = None if timeout_s is None else max(0.0, timeout_s - spent)
-            ask = self._channel.unary_unary(
-                method, type(request).SerializeToString, answer.FromString
-            )
+            channel = self._channel
+            ask = channel.unary_unary(method, type(request).SerializeToString, answer.FromString)
+            call = ask(request, timeout=left, metadata=metadata)
+            self._calls.add(call)
             try:
-                return await ask(request, timeout=left, metadata=metadata)
+                return await call
             except grpc.aio.AioRpcError as error:
                 if not self._is_worth_another(error, loop.time() - began):
                     raise
-            self._renew()
+            except asyncio.CancelledError as error:
+                raise _end_of(error) from None
+            finally:
+                self._calls.discard(call)
+            self._replace(channel)
             await asyncio.sleep(AGAIN_AFTER_S)
 
     async def stream(
@@ -189,10 +197,10 @@ class Peer:
         while True:
             spent = loop.time() - began
             left = None if timeout_s is None else max(0.0, timeout_s - spent)
-            ask = self._channel.unary_stream(
-                method, type(request).SerializeToString, answer.FromString
-            )
+            channel = self._channel
+            ask = channel.unary_stream(method, type(request).SerializeToString, answer.FromString)
             call = ask(request, timeout=left, metadata=metadata)
+            self._calls.add(call)
             try:
                 async for message in call:
                     heard = True
@@ -201,9 +209,12 @@ class Peer:
             except grpc.aio.AioRpcError as error:
                 if heard or not self._is_worth_another(error, loop.time() - began):
                     raise
+            except asyncio.CancelledError as error:
+                raise _end_of(error) from None
             finally:
+                self._calls.discard(call)
                 call.cancel()
-            self._renew()
+            self._replace(channel)
             await asyncio.sleep(AGAIN_AFTER_S)
 
     async def probe(self) -> None:
@@ -246,6 +257,8 @@ class Peer:
 
     async def close(self) -> None:
         """Ends every call."""
+        for call in self._calls:  # on channels that were replaced as on the present one
+            call.cancel()
         for task in list(self._retired):
             task.cancel()
         await asyncio.gather(*self._retired, return_exceptions=True)
@@ -254,6 +267,11 @@ class Peer:
     def _is_worth_another(self, error: grpc.aio.AioRpcError, spent_s: float) -> bool:
         again = (ErrorReason.NOT_LEADER, ErrorReason.STOPPING)
         return reason_of(error) in again and spent_s + AGAIN_AFTER_S < self._settings.timeout_s
+
+    def _replace(self, channel: grpc.aio.Channel) -> None:
+        """Makes the next call connect anew, unless another call has seen to it already."""
+        if channel is self._channel:
+            self._renew()
 
     def _renew(self) -> None:
         """Makes the next call connect anew; calls under way keep their connection.
@@ -330,6 +348,16 @@ async def _probe(peer: Peer, pause: Callable[[float], Awaitable[None]]) -> None:
     while True:
         await peer.probe()
         await pause(PROBE_EVERY_S)
+
+
+def _end_of(error: asyncio.CancelledError) -> BaseException:
+    """What a call that ended so ended with: its caller was cancelled, or its channel closed."""
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        return error
+    nothing = grpc.aio.Metadata()
+    text = "the connection was closed"
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, text)
 
 
 def _content(path: str | None) -> bytes | None:
