@@ -69,6 +69,21 @@ async def test_the_other_shard_sees_the_callers_own_token(guarded: Cluster) -> N
     assert (code, reason) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
 
 
+async def test_each_of_many_is_refused_on_its_own(shards: Callable[[str], Any]) -> None:
+    """A pool of another shard that is not the caller's costs no task for one that is."""
+    token = "client-token-for-two-pools"
+    pools = ["mail", "llm"]
+    auth = f"[[auth.tokens]]\ntoken = '{token}'\nrole = 'client'\npools = {pools}\n"
+    cluster: Cluster = await shards(auth)
+    metadata = (("authorization", f"Bearer {token}"),)
+    tasks = [spec(pool) for pool in ("default", "mail", "llm", "site", "mail")]
+    for edge in cluster.edges.values():
+        request = tasks_pb2.SubmitManyRequest(tasks=tasks)
+        answer = await edge.tasks.SubmitMany(request, metadata=metadata)
+        admitted = [bool(outcome.response.id) for outcome in answer.outcomes]
+        assert admitted == [task.pool in pools for task in tasks]
+
+
 async def test_what_a_caller_may_not_see_is_not_there_wherever_it_is(guarded: Cluster) -> None:
     """Another shard's task is as unknown as one that never was, word for word."""
     edge = guarded.edges["cpu"]

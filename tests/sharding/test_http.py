@@ -47,6 +47,18 @@ async def test_a_task_lives_its_life_over_any_shards_http(cluster: Cluster, name
         assert (await client.get(f"/v1/tasks/{task_id}")).status_code == 404
 
 
+@pytest.mark.parametrize("name", ["gpu", "cpu"])
+async def test_a_full_queue_refuses_in_the_time_that_was_given(shards: Any, name: str) -> None:
+    """At the server of its shard, and at another one: nobody is parked for ever."""
+    cluster: Cluster = await shards("[limits]\nmax_pending_total = 1\n")
+    async with web(cluster, name) as client:
+        await submit(client, pool="llm")
+        for path, body in (("tasks", {"pool": "llm"}), ("batches", {"tasks": [{"pool": "llm"}]})):
+            answer = await client.post(f"/v1/{path}?timeout_s=0.1", json=body)
+            assert answer.status_code == 429, answer.text
+            assert answer.json()["error"]["reason"] == "queue_full"
+
+
 async def test_listings_and_figures_cover_all_shards(cluster: Cluster) -> None:
     """Paged by links; pools, schedules and workers of every shard."""
     async with web(cluster, "web") as client:

@@ -86,20 +86,27 @@ class Remote:
 
     # Tasks
 
-    async def submit(self, specs: Sequence[TaskSpec], mode: SubmitMode) -> Admitted:
-        """See `Service.submit`; mode `MANY` has a method of its own here as there."""
+    async def submit(
+        self, specs: Sequence[TaskSpec], mode: SubmitMode, remaining_s: float | None
+    ) -> Admitted:
+        """See `Service.submit`; mode `MANY` has a method of its own here as there.
+
+        The other side parks a call until shortly before its deadline, which has to leave time for
+        the commit as well: a time that is no deadline but bounds the parking becomes that longer.
+        """
+        within_s = PARKED_S if remaining_s is None else remaining_s + self.peer.timeout_s
         if mode is SubmitMode.ONE:
             single = tasks_pb2.SubmitRequest()
             convert.fill_spec(single.task, specs[0])
             answer = await self._ask(
-                TASKS + "Submit", single, tasks_pb2.SubmitResponse, within_s=PARKED_S
+                TASKS + "Submit", single, tasks_pb2.SubmitResponse, within_s=within_s
             )
             return Admitted([answer.id], (0,) if answer.duplicate else ())
         batch = tasks_pb2.SubmitBatchRequest()
         for spec in specs:
             convert.fill_spec(batch.tasks.add(), spec)
         answer = await self._ask(
-            TASKS + "SubmitBatch", batch, tasks_pb2.SubmitBatchResponse, within_s=PARKED_S
+            TASKS + "SubmitBatch", batch, tasks_pb2.SubmitBatchResponse, within_s=within_s
         )
         members = answer.tasks
         duplicates = tuple(at for at, member in enumerate(members) if member.duplicate)

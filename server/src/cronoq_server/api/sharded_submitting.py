@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from cronoq_server.api.auth import Operation, Principal, require
+from cronoq_server.api.auth import Operation, Principal, denial, require
 from cronoq_server.api.gate import Gate
 from cronoq_server.api.service import Service
 from cronoq_server.api.spread import Spread
@@ -52,7 +52,7 @@ class ShardedSubmitting(Service):
         if remote is None:
             return await super().submit(who, specs, mode, remaining_s)
         with self.gate.request(may_park=True):
-            return await remote.submit(specs, mode)
+            return await remote.submit(specs, mode, remaining_s)
 
     async def submit_many(
         self, who: Principal, specs: Sequence[TaskSpec | Refusal]
@@ -87,14 +87,23 @@ class ShardedSubmitting(Service):
             if name == self._spread.topology.own.name:
                 admitted, refused = await super().submit_many(who, some)
             else:
-                require(who, Operation.SUBMIT, *dict.fromkeys(spec.pool for spec in some))
-                remote = self._spread.single(OnPool(some[0].pool), who)
-                assert remote is not None
-                with self.gate.request():
-                    admitted, refused = await remote.submit_many(some), {}
+                refused = {
+                    at: refusal
+                    for at, spec in enumerate(some)
+                    if (refusal := denial(who, Operation.SUBMIT, spec.pool)) is not None
+                }
+                some = [spec for at, spec in enumerate(some) if at not in refused]
+                admitted = await self._submit_many_to(who, some) if some else Admitted([])
         except Refused as lost:
             return dict.fromkeys(indexes, lost.refusal)
         return _by_index(indexes, admitted, refused)
+
+    async def _submit_many_to(self, who: Principal, specs: Sequence[TaskSpec]) -> Admitted:
+        """What became of tasks for pools of one other shard, which the caller may use."""
+        remote = self._spread.single(OnPool(specs[0].pool), who)
+        assert remote is not None
+        with self.gate.request():
+            return await remote.submit_many(specs)
 
     def _crossing(self, spec: TaskSpec) -> Refusal | None:
         """Why a task can't be one shard's own: what it needs is another's."""
