@@ -10,6 +10,7 @@ import weakref
 from typing import Any, ClassVar
 
 import pytest
+from msgspec.structs import replace
 
 from cronoq_server.engine.effects import (
     Admitted,
@@ -40,6 +41,7 @@ from cronoq_server.engine.events import (
     SubmitMode,
     Wait,
 )
+from cronoq_server.engine.ids import pack
 from cronoq_server.engine.model import (
     BulkAction,
     Dependency,
@@ -52,12 +54,15 @@ from cronoq_server.engine.model import (
 )
 from cronoq_server.runtime import Ending, Outbound, Refused, Session, ShutdownNotice
 from cronoq_server.runtime.watch_stream import WatchFilter
+from cronoq_server.stores.base import FinishedPage, FinishedQuery
 from cronoq_server.stores.memory import MemoryDisk, MemoryStore
 from cronoq_server.testing.builders import submit
 from cronoq_server.testing.faults import Fault, FaultyStore, ManualClock
 from tests.runtime.rig import Rig, done, leases, real, seconds, settle, task
 
 TTL = seconds(30)
+FIRST = pack(None, 1, 1)
+"""Id of the first task of a first leadership."""
 QUICK_RETRY = RetryPolicy(3, seconds(1), 1.0, seconds(1), jitter=False)
 
 
@@ -426,6 +431,98 @@ class TestPutBack:
             assert sum(matched for matched, _ in answers) == 5
             assert all(matched == changed for matched, changed in answers)
             assert rig.disk.live_ids() == ids
+
+
+class TestForgottenParents:
+    """Tasks put back whose parents only the store knows: how those ended counts all the same."""
+
+    FORGETFUL: ClassVar[dict[str, Any]] = {"finished_max": 0, "key_retention": 0}
+
+    @pytest.mark.parametrize("by_key", [True, False])
+    @pytest.mark.parametrize("by", ["redrive", "bulk"])
+    async def test_one_that_failed_forbids_it(self, by_key: bool, by: str) -> None:
+        """The child was skipped since its parent failed, and that has not changed."""
+        async with real(engine=self.FORGETFUL) as rig:
+            session = await joined(rig)
+            parent, child = await submitted(
+                rig,
+                task(key="p", retry=RetryPolicy(max_attempts=1)),
+                task(key="c", dependencies=(Dependency("p" if by_key else FIRST),)),
+            )
+            assert parent == FIRST
+            (lease,) = await leases(session)
+            session.reported(1, [Failed(lease.lease, "no", permanent=True)])
+            await settle()
+            assert (await view(rig, child)).status == Status.SKIPPED
+            if by == "redrive":
+                call = rig.ask(lambda call: Redrive(call, child))
+                assert await refusal(call) is ErrorReason.DEPENDENCY_IMPOSSIBLE
+            else:
+                only = TaskFilter(keys=("c",))
+                bulk = functools.partial(Bulk, filter=only, action=BulkAction.RETRY, limit=9)
+                assert await done(rig.ask(bulk)) == Bulked(1, 0, 0)
+            assert rig.disk.live_ids() == []
+
+    async def test_output_of_one_that_succeeded_can_be_read_again(self) -> None:
+        """The child is told its parents as it was the first time, also after a failover."""
+        async with real(engine=self.FORGETFUL) as rig:
+            session = await joined(rig)
+            (parent,) = await submitted(rig, task(key="p"))
+            child = rig.submit(task(dependencies=(Dependency(parent),)))
+            await run_one(session, 1, b"from the parent")
+            (task_id,) = (await done(child)).ids
+            (lease,) = await leases(session)
+            session.reported(2, [Failed(lease.lease, "no", permanent=True)])
+            await settle()
+            assert await done(rig.ask(lambda call: Redrive(call, task_id))) == Done(True)
+            (lease,) = await leases(session)
+            assert (lease.task_id, lease.parents) == (task_id, (parent,))
+            answer = await done(
+                rig.ask(lambda call: GetOutput(call, session.number, lease.lease, parent))
+            )
+            assert answer == Result(parent, 6, "", b"from the parent", "text/plain")
+
+    async def test_one_that_is_put_back_beside_its_child_has_its_payload(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Both calls are answered by one look-up, which finds the parent whole for one of them."""
+        find = MemoryStore.find_finished
+
+        async def slim(store: MemoryStore, query: FinishedQuery) -> FinishedPage:
+            page = await find(store, query)
+            bare = [replace(each, spec=replace(each.spec, payload=b"")) for each in page.tasks]
+            return replace(page, tasks=bare)
+
+        monkeypatch.setattr(MemoryStore, "find_finished", slim)
+        async with real(engine=self.FORGETFUL) as rig:
+            session = await joined(rig)
+            await submitted(
+                rig, task(key="p", payload=b"in"), task(key="c", dependencies=(Dependency("p"),))
+            )
+            (lease,) = await leases(session)
+            session.reported(1, [Failed(lease.lease, "no", permanent=True)])
+            await settle()
+            calls = [rig.ask(functools.partial(Redrive, target=key)) for key in ("p", "c")]
+            await settle()
+            assert [await call for call in calls] == [Done(True), Done(True)]
+            assert (await leases(session))[0].spec.payload == b"in"
+            assert (await view(rig, "c")).status == Status.BLOCKED
+
+    async def test_one_that_is_put_back_with_its_child_is_waited_for(self) -> None:
+        """What lives counts more than how it once ended."""
+        async with real(engine=self.FORGETFUL) as rig:
+            session = await joined(rig)
+            parent, child = await submitted(
+                rig, task(key="p"), task(dependencies=(Dependency("p"),))
+            )
+            (lease,) = await leases(session)
+            session.reported(1, [Failed(lease.lease, "no", permanent=True)])
+            await settle()
+            bulk = functools.partial(Bulk, filter=TaskFilter(), action=BulkAction.RETRY, limit=9)
+            assert await done(rig.ask(bulk)) == Bulked(2, 2, 0)
+            assert (await view(rig, child)).status == Status.BLOCKED
+            assert (await run_one(session, 2)).task_id == parent
+            assert (await run_one(session, 3)).task_id == child
 
 
 class TestOvertaken:

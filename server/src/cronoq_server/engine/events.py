@@ -100,7 +100,7 @@ class ListTasks(msgspec.Struct, frozen=True, gc=False):
 class Redrive(msgspec.Struct, frozen=True, gc=False):
     """A task that ended without success shall run again, with a fresh budget.
 
-    `found` holds the whole stored task, payload included.
+    `found` holds the whole stored task, payload included, and those of its parents that have ended.
     """
 
     call: int
@@ -131,6 +131,7 @@ class Bulk(msgspec.Struct, frozen=True, gc=False):
         scope: Pools the caller may use.
         found: For `RETRY`: the page of finished tasks, whole, in id order.
         found_next: The store's cursor behind them; 0 = there is nothing behind.
+        parents: Those of their parents that have ended, by the names that they are called by.
     """
 
     call: int
@@ -142,6 +143,7 @@ class Bulk(msgspec.Struct, frozen=True, gc=False):
     scope: Scope = None
     found: tuple[StoredTask, ...] | None = None
     found_next: int = 0
+    parents: Found = None
 
 
 class PutSchedule(msgspec.Struct, frozen=True):

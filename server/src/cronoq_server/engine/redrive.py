@@ -16,7 +16,7 @@ from cronoq_server.engine.admission import (
 from cronoq_server.engine.draft import Draft
 from cronoq_server.engine.effects import Bulked, Done
 from cronoq_server.engine.ending import edge_holds, refuse_unknown
-from cronoq_server.engine.events import Bulk, Delete, Redrive
+from cronoq_server.engine.events import Bulk, Delete, Found, Redrive
 from cronoq_server.engine.filters import passes
 from cronoq_server.engine.judging import resources_refusal
 from cronoq_server.engine.lifecycle import Cause
@@ -61,12 +61,18 @@ def redrive(draft: Draft, event: Redrive) -> None:
     if Status.SUCCEEDED in (stored.change.status, known.status if known is not None else 0):
         draft.reply(event.call, Done(False))
         return
-    refusal = put_back(draft, stored)
+    refusal = put_back(draft, stored, event.found)
     draft.reply(event.call, Done(True) if refusal is None else refusal)
 
 
-def put_back(draft: Draft, stored: StoredTask) -> Refusal | None:
-    """Makes an ended task live again, unless its key or an edge forbids it."""
+def put_back(draft: Draft, stored: StoredTask, found: Found) -> Refusal | None:
+    """Makes an ended task live again, unless its key or an edge forbids it.
+
+    Args:
+        draft: The step.
+        stored: The task.
+        found: What the store holds of its parents.
+    """
     state, spec, change = draft.state, stored.spec, stored.change
     assert change is not None
     pool = state.pools.get(spec.pool)
@@ -84,7 +90,7 @@ def put_back(draft: Draft, stored: StoredTask) -> Refusal | None:
         return Refusal(
             ErrorReason.KEY_IN_USE, f"key: {spec.key!r} is the key of another task that lives"
         )
-    judged = _judge_edges(state, stored)
+    judged = _judge_edges(state, stored, found)
     if isinstance(judged, Refusal):
         return judged
     live_parents, parents = judged
@@ -125,31 +131,50 @@ def put_back(draft: Draft, stored: StoredTask) -> Refusal | None:
 
 
 def _judge_edges(
-    state: State, stored: StoredTask
+    state: State, stored: StoredTask, found: Found
 ) -> tuple[list[tuple[int, int]], dict[int, None]] | Refusal:
     """Looks at a task's edges again: which parents still live, which are known."""
     live: list[tuple[int, int]] = []
     parents: dict[int, None] = {}
     for edge in stored.spec.dependencies:
         target = edge.target
+        known = found.get(target) if found else None
         parent = state.keys.get(target) if isinstance(target, str) else target
+        if parent is None and known is not None:
+            parent = known.task_id
         if parent is None or parent == stored.task_id:
             continue
         if parent in state.tasks:
             live.append((parent, edge.condition))
             parents[parent] = None
             continue
-        ended = state.finished.get(parent)
-        if ended is None:
+        status = _ended_status(state, parent, known)
+        if not status:
             continue
         parents[parent] = None
-        if not edge_holds(edge.condition, ended.status):
+        if not edge_holds(edge.condition, status):
             return Refusal(
                 ErrorReason.DEPENDENCY_IMPOSSIBLE,
-                f"dependencies: task {parent} ended {Status(ended.status).name.lower()}, so that "
+                f"dependencies: task {parent} ended {Status(status).name.lower()}, so that "
                 "this task could not run",
             )
     return live, parents
+
+
+def _ended_status(state: State, parent: int, known: StoredTask | None) -> int:
+    """How a parent that does not live ended; 0 = nobody knows any more.
+
+    Args:
+        state: What the engine remembers, which counts more.
+        parent: Its id.
+        known: What the store holds under the parent's name.
+    """
+    ended = state.finished.get(parent)
+    if ended is not None:
+        return ended.status
+    if known is None or known.change is None or known.task_id != parent or parent in state.deleted:
+        return 0
+    return known.change.status
 
 
 def delete(draft: Draft, event: Delete) -> None:
@@ -213,7 +238,7 @@ def _redrive_page(draft: Draft, event: Bulk) -> Bulked:
         if not passes(stored.spec, change.status, wanted):
             continue
         matched += 1
-        if not event.dry_run and put_back(draft, stored) is None:
+        if not event.dry_run and put_back(draft, stored, event.parents) is None:
             changed += 1
     return Bulked(matched, changed, event.found_next)
 

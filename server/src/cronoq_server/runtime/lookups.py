@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, get_args
 
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Found: TypeAlias = dict[TaskRef, StoredTask]
+Page: TypeAlias = tuple[list[StoredTask], int, Found]
+"""Whole tasks, the cursor behind them, and their parents that have ended."""
 
 LOOKED_UP: Final = frozenset(
     kind for kind in get_args(Event) if "found" in kind.__struct_fields__ and kind is not Bulk
@@ -39,6 +41,9 @@ LOOKED_UP: Final = frozenset(
 
 AFTER_COMMIT: Final = frozenset({Bulk, Delete, Redrive})
 """Types of events about ends: those decided before must be durable before they are looked for."""
+
+PARENTS_AT_ONCE: Final = 1000
+"""Parents of tasks to be put back that one query looks for."""
 
 
 class Lookups:
@@ -53,7 +58,7 @@ class Lookups:
         self._asked: list[Any] = []
         self._names: set[TaskRef] = set()
         self._query: asyncio.Task[Found] | None = None
-        self._pages: dict[asyncio.Task[tuple[list[StoredTask], int]], Bulk] = {}
+        self._pages: dict[asyncio.Task[Page], Bulk] = {}
 
     def __len__(self) -> int:
         """How many events are held back."""
@@ -127,27 +132,40 @@ class Lookups:
             backoff = min(2 * backoff, BACKOFF_MAX)
 
     async def _find(self, names: dict[TaskRef, None], whole: dict[TaskRef, None]) -> Found:
-        ids = tuple(name for name in names if isinstance(name, int))
-        keys = tuple(name for name in names if isinstance(name, str))
-        page = await self._store.find_finished(FinishedQuery(ids=ids, keys=keys))
+        page = await self._store.find_finished(_query(names))
         found = _by_name(page.tasks, names)
         wanted = [found[name].task_id for name in whole if name in found]
         if wanted:
-            found |= _by_name(await self._store.load_tasks(wanted), names)
+            tasks = await self._store.load_tasks(wanted)
+            found |= _by_name(tasks, names)
+            # A parent may be put back by another of these calls: what is whole stays whole.
+            found = await self._parents_of(tasks) | found
         return found
 
-    async def _page(self, event: Bulk) -> tuple[list[StoredTask], int]:
-        """A page of whole tasks that could be put back, and the cursor behind it."""
+    async def _parents_of(self, tasks: Sequence[StoredTask]) -> Found:
+        """Those that have ended of whom tasks to be put back depend on: edges are judged anew."""
+        names = dict.fromkeys(edge.target for task in tasks for edge in task.spec.dependencies)
+        targets = list(names)
+        found: Found = {}
+        for start in range(0, len(targets), PARENTS_AT_ONCE):
+            some = targets[start : start + PARENTS_AT_ONCE]
+            page = await self._store.find_finished(_query(some))
+            found |= _by_name(page.tasks, names)
+        return found
+
+    async def _page(self, event: Bulk) -> Page:
+        """A page of whole tasks that could be put back."""
         wanted = within(event.filter, event.scope)
         statuses = tuple(s for s in REDRIVABLE if not wanted.statuses or s in wanted.statuses)
         if not statuses:
-            return [], 0
+            return [], 0, {}
         query = FinishedQuery(
             filter=replace(wanted, statuses=statuses), after=event.after, limit=event.limit
         )
         page = await self._store.find_finished(query)
         whole = await self._store.load_tasks([task.task_id for task in page.tasks])
-        return sorted(whole, key=lambda task: task.task_id), page.next_after
+        parents = {} if event.dry_run else await self._parents_of(whole)
+        return sorted(whole, key=lambda task: task.task_id), page.next_after, parents
 
     def _answered(self) -> list[Event]:
         """Takes the events whose look-up is done, with what was found."""
@@ -159,14 +177,17 @@ class Lookups:
                 ids, keys = self._engine.wants(event)
                 if names.issuperset((*ids, *keys)):
                     mine = {name: found[name] for name in (*ids, *keys) if name in found}
+                    if type(event) is Redrive:
+                        mine = _with_parents(mine, found)
                     entering += self._released(replace(event, found=mine))
                 else:
                     # The engine forgot one more task meanwhile.
                     self._held.append((0, event))
         for task in [task for task in self._pages if task.done()]:
             bulk = self._pages.pop(task)
-            tasks, following = task.result()
-            entering += self._released(replace(bulk, found=tuple(tasks), found_next=following))
+            tasks, following, parents = task.result()
+            page = replace(bulk, found=tuple(tasks), found_next=following, parents=parents)
+            entering += self._released(page)
         return entering
 
     def _released(self, event: Any) -> list[Event]:
@@ -190,6 +211,11 @@ class Lookups:
         await asyncio.gather(*running, return_exceptions=True)
 
 
+def _query(names: Iterable[TaskRef]) -> FinishedQuery:
+    ids = tuple(name for name in names if isinstance(name, int))
+    return FinishedQuery(ids=ids, keys=tuple(name for name in names if isinstance(name, str)))
+
+
 def _by_name(tasks: Sequence[StoredTask], names: dict[TaskRef, None]) -> Found:
     """Tasks under each name that was asked for; of one key the newest."""
     found: Found = {}
@@ -198,3 +224,9 @@ def _by_name(tasks: Sequence[StoredTask], names: dict[TaskRef, None]) -> Found:
             if name in names:
                 found[name] = task
     return found
+
+
+def _with_parents(mine: Found, found: Found) -> Found:
+    """A task that was found, and its parents among all that was."""
+    edges = [edge for task in mine.values() for edge in task.spec.dependencies]
+    return mine | {edge.target: found[edge.target] for edge in edges if edge.target in found}
