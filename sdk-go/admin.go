@@ -146,6 +146,12 @@ func (c *Client) TriggerSchedule(ctx context.Context, target ScheduleRef) (uint6
 func (c *Client) BackfillSchedule(
 	ctx context.Context, target ScheduleRef, start, end time.Time, dryRun bool,
 ) (Backfill, error) {
+	if start.IsZero() || end.IsZero() {
+		return Backfill{}, failure(ErrInvalidField, "backfill: a range has a start and an end")
+	}
+	if err := checkInstants("backfill", start, end); err != nil {
+		return Backfill{}, err
+	}
 	request := &pb.BackfillRecurringRequest{
 		Name: target.Name, FromUnixNs: start.UnixNano(), ToUnixNs: end.UnixNano(),
 		Pool: optional(target.Pool), DryRun: dryRun,
@@ -163,9 +169,8 @@ func (c *Client) PreviewSchedule(
 	ctx context.Context, target ScheduleRef, count int,
 ) ([]time.Time, error) {
 	return c.preview(ctx, &pb.PreviewRecurringRequest{
-		Schedule: &pb.PreviewRecurringRequest_Name{Name: target.Name},
-		Count:    uint32(count), Pool: optional(target.Pool),
-	})
+		Schedule: &pb.PreviewRecurringRequest_Name{Name: target.Name}, Pool: optional(target.Pool),
+	}, count)
 }
 
 // PreviewScheduleSpec returns the next instants of a schedule as it might be put.
@@ -177,13 +182,18 @@ func (c *Client) PreviewScheduleSpec(
 		return nil, err
 	}
 	return c.preview(ctx, &pb.PreviewRecurringRequest{
-		Schedule: &pb.PreviewRecurringRequest_Spec{Spec: request}, Count: uint32(count),
-	})
+		Schedule: &pb.PreviewRecurringRequest_Spec{Spec: request},
+	}, count)
 }
 
 func (c *Client) preview(
-	ctx context.Context, request *pb.PreviewRecurringRequest,
+	ctx context.Context, request *pb.PreviewRecurringRequest, count int,
 ) ([]time.Time, error) {
+	wanted, err := countOf("preview: count", count)
+	if err != nil {
+		return nil, err
+	}
+	request.Count = wanted
 	answer, err := call(ctx, c.caller, "preview schedule", c.caller.admin.PreviewRecurring, request, true)
 	if err != nil {
 		return nil, err

@@ -385,9 +385,13 @@ type BulkOptions struct {
 func (c *Client) Bulk(
 	ctx context.Context, action BulkAction, wanted TaskFilter, options BulkOptions,
 ) (BulkOutcome, error) {
+	limit, err := countOf("bulk: limit", options.Limit)
+	if err != nil {
+		return BulkOutcome{}, err
+	}
 	request := &pb.BulkRequest{
 		Filter: writeFilter(wanted), Action: pb.BulkAction(action),
-		Limit: uint32(options.Limit), After: options.After, DryRun: options.DryRun,
+		Limit: limit, After: options.After, DryRun: options.DryRun,
 	}
 	answer, err := call(ctx, c.caller, "bulk", c.caller.tasks.Bulk, request, options.DryRun)
 	if err != nil {

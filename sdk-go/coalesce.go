@@ -347,7 +347,9 @@ func (c *coalescer) submitParked() {
 			return
 		}
 		next := c.parked[0]
-		c.parked = slices.Delete(c.parked, 0, 1)
+		// Not moved up: a full pool may have hundreds of thousands parked.
+		c.parked[0] = parkedTask{}
+		c.parked = c.parked[1:]
 		isSettled := next.member.isSettled
 		c.mu.Unlock()
 		if isSettled {

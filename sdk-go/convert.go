@@ -43,6 +43,30 @@ func unixNs(at time.Time) *int64 {
 	return new(at.UnixNano())
 }
 
+// The wire's instants are nanoseconds; what lies beyond these would wrap around to another time.
+var (
+	firstInstant = time.Unix(0, math.MinInt64)
+	lastInstant  = time.Unix(0, math.MaxInt64)
+)
+
+// checkInstants fails when one of them, unless nothing was said, is none that the wire can hold.
+func checkInstants(of string, instants ...time.Time) error {
+	for _, at := range instants {
+		if !at.IsZero() && (at.Before(firstInstant) || at.After(lastInstant)) {
+			return failure(ErrInvalidField, "%s: the year %d is beyond what can be said", of, at.Year())
+		}
+	}
+	return nil
+}
+
+// countOf returns a number as the wire holds it.
+func countOf(name string, count int) (uint32, error) {
+	if count < 0 || int64(count) > math.MaxUint32 {
+		return 0, failure(ErrInvalidField, "%s: %d is out of range", name, count)
+	}
+	return uint32(count), nil
+}
+
 func instantOf(unixNs int64) time.Time { return time.Unix(0, unixNs).UTC() }
 
 func instantPtr(unixNs *int64) time.Time {
@@ -64,6 +88,10 @@ func readRef(ref *pb.TaskRef) TaskRef { return TaskRef{ID: ref.GetId(), Key: ref
 // writeSpec puts a spec into a message; it fails when the payload cannot be encoded or a number does
 // not fit the wire.
 func writeSpec(spec *TaskSpec, codec Codec) (*pb.TaskSpec, error) {
+	of := "task of kind \"" + spec.Kind + "\""
+	if err := checkInstants(of, spec.DeadlineAt, spec.StartAt, spec.NotBefore); err != nil {
+		return nil, err
+	}
 	message := &pb.TaskSpec{
 		Kind: spec.Kind, Pool: spec.Pool, Key: spec.Key, Tenant: spec.Tenant,
 		Priority: pb.Priority(spec.Priority), OnMiss: pb.MissPolicy(spec.OnMiss),
@@ -86,12 +114,12 @@ func writeSpec(spec *TaskSpec, codec Codec) (*pb.TaskSpec, error) {
 		message.ContentType = spec.ContentType
 	}
 	if retry := spec.Retry; retry != nil {
-		if retry.MaxAttempts < 0 || int64(retry.MaxAttempts) > int64(^uint32(0)) {
-			return nil, failure(ErrInvalidField, "task of kind %q: retry: max attempts %d",
-				spec.Kind, retry.MaxAttempts)
+		attempts, err := countOf(of+": retry: max attempts", retry.MaxAttempts)
+		if err != nil {
+			return nil, err
 		}
 		message.Retry = &pb.RetryPolicy{
-			MaxAttempts: uint32(retry.MaxAttempts), InitialBackoffS: secondsOf(retry.InitialBackoff),
+			MaxAttempts: attempts, InitialBackoffS: secondsOf(retry.InitialBackoff),
 			Multiplier: retry.Multiplier, MaxBackoffS: secondsOf(retry.MaxBackoff),
 			Jitter: retry.Jitter == nil || *retry.Jitter,
 		}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"strings"
 	"time"
 )
 
@@ -250,6 +251,9 @@ func (o WorkerOptions) filled() (WorkerOptions, connectOptions, error) {
 	return o, connection, err
 }
 
+// isUnsendable tells what metadata cannot carry: no call with such a token would ever be made.
+func isUnsendable(letter rune) bool { return letter <= ' ' || letter > '~' }
+
 func (o connectOptions) filled(configured string) (connectOptions, error) {
 	o.backoff.Initial = or(o.backoff.Initial, defaultBackoffInitial)
 	o.backoff.Maximum = or(o.backoff.Maximum, max(defaultBackoffMax, o.backoff.Initial))
@@ -257,6 +261,8 @@ func (o connectOptions) filled(configured string) (connectOptions, error) {
 	o.keepalive.Interval = or(o.keepalive.Interval, defaultKeepalive)
 	o.keepalive.Timeout = or(o.keepalive.Timeout, defaultKeepaliveWait)
 	switch {
+	case strings.ContainsFunc(o.token, isUnsendable):
+		return o, errors.New("cronoq: token: printable ASCII without spaces")
 	case o.backoff.Initial < 0 || o.backoff.Maximum < o.backoff.Initial:
 		return o, errors.New("cronoq: backoff: 0 < initial <= maximum does not hold")
 	case o.connectTimeout < 0:

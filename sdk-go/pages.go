@@ -37,11 +37,16 @@ func (p *TaskPages) UnavailableShards() []string { return slices.Clone(p.unavail
 // All yields the tasks. When a page cannot be had, the last pair holds the error.
 func (p *TaskPages) All(ctx context.Context) iter.Seq2[TaskInfo, error] {
 	return func(yield func(TaskInfo, error) bool) {
+		size, err := countOf("list: page size", p.options.PageSize)
+		if err != nil {
+			yield(TaskInfo{}, err)
+			return
+		}
 		request := &pb.ListTasksRequest{
 			Pools: p.wanted.Pools, Statuses: writeStatuses(p.wanted.Statuses),
 			Kinds: p.wanted.Kinds, Keys: p.wanted.Keys, Tags: p.wanted.Tags,
 			Tenants: p.wanted.Tenants, Schedule: p.wanted.Schedule,
-			After: p.options.After, Limit: uint32(p.options.PageSize),
+			After: p.options.After, Limit: size,
 			NewestFirst: p.options.NewestFirst,
 		}
 		for {

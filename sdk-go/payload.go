@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"reflect"
 	"strings"
 	"unicode/utf8"
@@ -179,7 +180,7 @@ func (t ZlibTransform) Unwrap(payload []byte) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("payload is not zlib: %w", err)
 	}
-	plain, err := io.ReadAll(io.LimitReader(reader, limit+1))
+	plain, err := io.ReadAll(io.LimitReader(reader, min(limit, math.MaxInt64-1)+1))
 	if err != nil {
 		return nil, fmt.Errorf("payload is not zlib: %w", err)
 	}
