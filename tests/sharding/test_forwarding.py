@@ -189,6 +189,20 @@ async def test_schedules_go_to_the_shard_of_their_pool(cluster: Cluster) -> None
     assert removed.removed
 
 
+async def test_a_task_with_as_many_tags_as_may_be_is_told_by_every_server(
+    cluster: Cluster,
+) -> None:
+    """A schedule adds tags of its own to those that its template has."""
+    template = spec("llm", tags={f"tag-{number}": "x" for number in range(32)})
+    request = admin_pb2.RecurringRequest(name="full", cron="@yearly", template=template)
+    await cluster.edges["cpu"].admin.AddRecurring(request)
+    trigger = admin_pb2.TriggerRecurringRequest(name="full")
+    task_id = (await cluster.edges["cpu"].admin.TriggerRecurring(trigger)).task_id
+    told = [await edge.tasks.Describe(get(by_id(task_id))) for edge in cluster.edges.values()]
+    assert told == [told[0]] * len(told)
+    assert len(told[0].spec.tags) > 32
+
+
 async def test_a_schedule_name_in_two_shards_needs_its_pool(cluster: Cluster) -> None:
     """Names are unique within a shard; with the pool it is clear which one is meant."""
     edge = cluster.edges["web"]

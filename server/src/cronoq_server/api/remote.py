@@ -80,7 +80,7 @@ class Remote:
             most_s: Longest time for a call whose caller has no deadline, seconds.
         """
         self.peer = peer
-        self._reader = reader
+        self._reader = reader.unbounded()
         self._own = own
         self._most_s = most_s
 

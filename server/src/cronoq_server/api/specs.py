@@ -10,7 +10,10 @@ Nothing here depends on what exists: pools, keys and resources are the engine's 
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -94,6 +97,14 @@ class SpecReader:
     def replace_limits(self, limits: LimitsConfig) -> None:
         """Takes other bounds from now on; that on bytes stays."""
         self._limits = limits
+
+    def unbounded(self) -> SpecReader:
+        """One for specs that have been admitted: elsewhere, or with what the server adds."""
+        reader = copy.copy(self)
+        reader.task_bytes_max = sys.maxsize
+        numbers = ("max_key_len", "max_tags", "max_deps", "max_resources")
+        reader._limits = dataclasses.replace(self._limits, **dict.fromkeys(numbers, sys.maxsize))
+        return reader
 
     def pool(self, text: str, field: str = "pool") -> str:
         """The pool that a caller means; empty is the default one.
