@@ -27,13 +27,20 @@ const DEADLINE_ROOM: Duration = Duration::from_millis(500);
 /// For waits, which have no deadline of their own.
 pub(crate) const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 
+/// When a time that begins now is over.
+pub(crate) fn end_of(time: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(time).unwrap_or(now + FOREVER)
+}
+
 /// Makes the function that makes one call: `rpc!(tasks, cancel)`.
 macro_rules! rpc {
     ($service:ident, $method:ident) => {
         |channel, request| {
-            Box::pin(
-                async move { $crate::calls::clients::$service(channel).$method(request).await },
-            )
+            Box::pin(async move {
+                let channel = $crate::transport::usable(channel).await?;
+                $crate::calls::clients::$service(channel).$method(request).await
+            })
         }
     };
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use crate::calls::{Answered, Caller, FOREVER, rpc};
+use crate::calls::{Answered, Caller, FOREVER, end_of, rpc};
 use crate::coalesce::Coalescer;
 use crate::convert::{missing, read_detail, read_info, write_filter, write_ref, write_spec};
 use crate::errors::{Error, ErrorKind, ErrorReason, Result, TaskFailure};
@@ -150,8 +150,7 @@ impl Client {
     }
 
     fn ends_at(&self) -> Instant {
-        let now = Instant::now();
-        now.checked_add(self.deadline).unwrap_or(now + FOREVER)
+        end_of(self.deadline)
     }
 
     pub(crate) async fn ask<Q: Clone, A>(

@@ -432,6 +432,47 @@ async fn broken_connections_are_made_anew() {
     assert!(soon(client.cancel(1)).await.unwrap());
 }
 
+/// A runtime that ends takes along what it was about to send, and its connections, not the client.
+#[test]
+fn a_client_outlives_the_runtimes_it_is_used_on() {
+    let home = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let server = home.block_on(ScriptedServer::start());
+    server.reply("cancel", Ok(proto::CancelResponse { cancelled: true }));
+    server.reply("cancel", Ok(proto::CancelResponse { cancelled: true }));
+    server.reply("submit_many", Ok(admitted([2])));
+    server.reply("wait_many", Ok(many(vec![results(vec![succeeded(1, b"1")])], None)));
+    let client = client_of(&server);
+    let brief = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    brief.block_on(async {
+        assert!(soon(client.cancel(1)).await.unwrap());
+        let mut submit = Box::pin(client.submit(TaskSpec::of("lost")));
+        assert!(futures_util::poll!(submit.as_mut()).is_pending());
+        let mut wait = Box::pin(client.wait(1));
+        assert!(futures_util::poll!(wait.as_mut()).is_pending());
+    });
+    drop(brief);
+    home.block_on(async {
+        assert!(soon(client.cancel(1)).await.unwrap());
+        assert_eq!(soon(client.submit(TaskSpec::of("kept"))).await.unwrap().id(), 2);
+        assert_eq!(soon(client.wait(1)).await.unwrap().id, 1);
+    });
+}
+
+/// The longest time there is means for ever, and no time is too long to be added to the present.
+#[tokio::test]
+async fn times_may_be_as_long_as_there_are() {
+    let server = ScriptedServer::start().await;
+    server.reply("list_tasks", Ok(proto::ListTasksResponse::default()));
+    server.reply("wait_many", Ok(many(vec![results(vec![succeeded(1, b"1")])], None)));
+    let longest = Duration::MAX;
+    let client =
+        Client::new(ClientOptions { deadline: longest, max_wait: longest, ..options(&server) });
+    let client = client.unwrap();
+    let mut pages = client.list(&TaskFilter::default(), ListOptions::default());
+    assert!(soon(pages.next()).await.is_none());
+    assert_eq!(soon(client.wait_within(1, longest)).await.unwrap().id, 1);
+}
+
 /// Dependencies are named by whatever names a task.
 #[tokio::test]
 async fn handles_name_their_tasks() {

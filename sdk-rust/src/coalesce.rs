@@ -11,6 +11,7 @@
 //! full pool is sent again alone, as a call that parks.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use prost::Message as _;
@@ -72,7 +73,6 @@ pub(crate) struct Waiting {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Batch>,
-    is_scheduled: bool,
     in_flight: usize,
     parked: VecDeque<(Member, proto::TaskSpec)>,
     parked_count: usize,
@@ -104,7 +104,11 @@ impl Coalescer {
         if lanes.len() >= LANES_KEPT {
             lanes.retain(|_, lane| !lane.is_idle());
         }
-        let made = Arc::new(Lane { caller: Arc::clone(&self.caller), state: Mutex::default() });
+        let made = Arc::new(Lane {
+            caller: Arc::clone(&self.caller),
+            state: Mutex::default(),
+            is_scheduled: AtomicBool::new(false),
+        });
         lanes.insert(pool.to_owned(), Arc::clone(&made));
         made
     }
@@ -137,6 +141,7 @@ impl Waiting {
 struct Lane {
     caller: Arc<Caller>,
     state: Mutex<State>,
+    is_scheduled: AtomicBool,
 }
 
 impl Lane {
@@ -145,7 +150,7 @@ impl Lane {
         state.queue.is_empty()
             && state.in_flight == 0
             && state.parked_count == 0
-            && !state.is_scheduled
+            && !self.is_scheduled.load(Ordering::Acquire)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -179,18 +184,20 @@ impl Lane {
             batch.entries.push((member, task));
             batch.size += size;
         }
-        self.schedule(&mut state);
+        self.schedule(&state);
         Ok(Waiting { lane: Arc::clone(self), answer, ends_at })
     }
 
-    fn schedule(self: &Arc<Self>, state: &mut State) {
-        if !state.is_scheduled && state.in_flight < SUBMITS_IN_FLIGHT && !state.queue.is_empty() {
-            state.is_scheduled = true;
-            let this = Arc::clone(self);
+    fn schedule(self: &Arc<Self>, state: &State) {
+        let has_work = state.in_flight < SUBMITS_IN_FLIGHT && !state.queue.is_empty();
+        if has_work && !self.is_scheduled.swap(true, Ordering::AcqRel) {
+            let scheduled = Scheduled(Arc::clone(self));
             self.caller.spawn(async move {
                 // Whoever is about to submit gets a chance to come along.
                 tokio::task::yield_now().await;
-                this.pump();
+                let lane = Arc::clone(&scheduled.0);
+                drop(scheduled);
+                lane.pump();
             });
         }
     }
@@ -205,7 +212,6 @@ impl Lane {
 
     fn next_flights(self: &Arc<Self>) -> Vec<(Flight, Batch)> {
         let mut state = self.state();
-        state.is_scheduled = false;
         let mut flights = Vec::new();
         while state.in_flight < SUBMITS_IN_FLIGHT
             && let Some(mut batch) = state.queue.pop_front()
@@ -353,6 +359,16 @@ impl Lane {
     }
 }
 
+/// The next look at the queue. One that never comes, since its runtime has ended, bars no other.
+struct Scheduled(Arc<Lane>);
+
+impl Drop for Scheduled {
+    fn drop(&mut self) {
+        // Without the lock, which who schedules holds: a runtime that is ending drops this at once.
+        self.0.is_scheduled.store(false, Ordering::Release);
+    }
+}
+
 /// A request in flight; its end, however it comes, makes room for the next.
 struct Flight(Arc<Lane>);
 
@@ -361,7 +377,7 @@ impl Drop for Flight {
         let mut state = self.0.state();
         state.in_flight -= 1;
         if !self.0.caller.is_closed() && tokio::runtime::Handle::try_current().is_ok() {
-            self.0.schedule(&mut state);
+            self.0.schedule(&state);
         }
     }
 }

@@ -74,6 +74,8 @@ impl Engagement {
                     self.close()
                 }
                 Phase::Closing(until) if until <= now => {
+                    let was_registered = self.session.is_registered;
+                    self.note_end(&self.link.endpoint(), was_registered, "the worker was stopped");
                     self.link.abandon();
                     Phase::Over
                 }
@@ -105,7 +107,7 @@ impl Engagement {
             self.link.abandon();
             return Phase::Over; // RR-23
         }
-        self.session.broken();
+        self.session.half_closed();
         self.link.half_close();
         Phase::Closing(self.now() + STREAM_END)
     }

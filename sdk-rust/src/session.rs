@@ -221,6 +221,11 @@ impl Session {
         self.is_serving = false;
     }
 
+    /// This side of the stream has ended; the server may still say something.
+    pub(crate) fn half_closed(&mut self) {
+        self.outbox = None;
+    }
+
     fn write(&self, message: proto::WorkerMessage) {
         if let Some(outbox) = &self.outbox {
             // A stream that has just ended takes nothing; its end is heard elsewhere.

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
 use std::fmt;
+use std::future::poll_fn;
 use std::io;
 use std::path::Path;
 use std::pin::Pin;
@@ -112,6 +113,19 @@ impl fmt::Display for Spent {
 }
 
 impl StdError for Spent {}
+
+/// The channel when it can take a call. One whose runtime has ended never will again, which the
+/// generated clients would call an unknown error of the server's.
+pub(crate) async fn usable(mut channel: Channel) -> std::result::Result<Channel, Status> {
+    match poll_fn(|context| tower::Service::poll_ready(&mut channel, context)).await {
+        Ok(()) => Ok(channel),
+        Err(error) => {
+            let mut status = Status::unavailable(root_text(&error));
+            status.set_source(Arc::new(Spent));
+            Err(status)
+        }
+    }
+}
 
 /// A connector that connects once. What would connect again by itself meets an error instead.
 fn one_connection(

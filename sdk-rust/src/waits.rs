@@ -6,6 +6,7 @@
 //! or breaks is opened again for what is still unanswered, in slices that the server allows.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::calls::{Caller, Delays, rpc};
+use crate::calls::{Caller, Delays, FOREVER, rpc};
 use crate::convert::{read_result, write_ref};
 use crate::errors::{Error, Result};
 use crate::proto;
@@ -43,7 +44,6 @@ struct State {
     waiting: HashMap<u64, Vec<(u64, Reply)>>,
     fresh: HashSet<u64>,
     streams: HashMap<u64, Stream>,
-    is_scheduled: bool,
     /// Cut short when a stream becomes free.
     gathering: CancellationToken,
     numbers: u64,
@@ -77,6 +77,17 @@ pub(crate) struct SharedWaits {
     caller: Arc<Caller>,
     singles: Semaphore,
     state: Mutex<State>,
+    is_scheduled: AtomicBool,
+}
+
+/// The next look at what is fresh. One that never comes, since its runtime has ended, bars no other.
+struct Scheduled(Arc<SharedWaits>);
+
+impl Drop for Scheduled {
+    fn drop(&mut self) {
+        // Without the lock, which who schedules holds: a runtime that is ending drops this at once.
+        self.0.is_scheduled.store(false, Ordering::Release);
+    }
 }
 
 /// One wait; dropping it ends it.
@@ -110,11 +121,21 @@ impl Drop for Wait {
 
 impl SharedWaits {
     pub(crate) fn new(caller: Arc<Caller>) -> Self {
-        Self { caller, singles: Semaphore::new(SINGLE_MAX), state: Mutex::default() }
+        Self {
+            caller,
+            singles: Semaphore::new(SINGLE_MAX),
+            state: Mutex::default(),
+            is_scheduled: AtomicBool::new(false),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long one call waits: no longer than can be added to an instant.
+    fn slice(&self) -> Duration {
+        self.caller.options.max_wait.min(FOREVER)
     }
 
     /// Starts a wait for a task id.
@@ -126,21 +147,23 @@ impl SharedWaits {
         replies.push((number, reply));
         if replies.len() == 1 {
             state.fresh.insert(target);
-            self.schedule(&mut state);
+            self.schedule();
         }
         drop(state);
         Wait { waits: Arc::clone(self), target, number, answer }
     }
 
-    fn schedule(self: &Arc<Self>, state: &mut State) {
-        if !state.is_scheduled && !self.caller.is_closed() {
-            state.is_scheduled = true;
-            let this = Arc::clone(self);
-            self.caller.spawn(async move { this.open_fresh().await });
+    fn schedule(self: &Arc<Self>) {
+        if !self.caller.is_closed() && !self.is_scheduled.swap(true, Ordering::AcqRel) {
+            let scheduled = Scheduled(Arc::clone(self));
+            self.caller.spawn(async move {
+                let waits = Arc::clone(&scheduled.0);
+                waits.open_fresh(scheduled).await;
+            });
         }
     }
 
-    async fn open_fresh(self: Arc<Self>) {
+    async fn open_fresh(self: Arc<Self>, scheduled: Scheduled) {
         // Whoever is about to wait gets a chance to come along.
         tokio::task::yield_now().await;
         let gathering = {
@@ -152,7 +175,7 @@ impl SharedWaits {
             gathering.run_until_cancelled(tokio::time::sleep(GATHER)).await;
         }
         let mut state = self.state();
-        state.is_scheduled = false;
+        drop(scheduled);
         state.gathering = CancellationToken::new();
         let mut targets = state.take_fresh();
         if state.is_old {
@@ -244,7 +267,7 @@ impl SharedWaits {
         ids: Vec<u64>,
         delays: &mut Delays,
     ) -> Result<bool> {
-        let slice = self.caller.options.max_wait;
+        let slice = self.slice();
         let began_at = Instant::now();
         let request = proto::WaitManyRequest {
             ids,
@@ -304,7 +327,7 @@ impl SharedWaits {
     async fn wait_single(self: &Arc<Self>, target: u64) {
         let Ok(_permit) = self.singles.acquire().await else { return };
         let mut delays = Delays::new(&self.caller.options);
-        let slice = self.caller.options.max_wait;
+        let slice = self.slice();
         while self.state().waiting.contains_key(&target) {
             let request = proto::WaitRequest {
                 task: Some(write_ref(TaskRef::Id(target))),

@@ -13,9 +13,8 @@ use std::time::Duration;
 use futures_util::Stream;
 use futures_util::stream::{BoxStream, StreamExt, unfold};
 use prost::bytes::Bytes;
-use tokio::time::Instant;
 
-use crate::calls::{Answers, Caller, Delays, rpc};
+use crate::calls::{Answers, Caller, Delays, end_of, rpc};
 use crate::convert::{read_event, read_info};
 use crate::errors::{Error, ErrorReason, Result};
 use crate::proto;
@@ -264,7 +263,7 @@ impl Listing {
                 return Some((read_info(task), self));
             }
             let request = self.request.take()?;
-            let ends_at = Instant::now() + self.deadline;
+            let ends_at = end_of(self.deadline);
             let call =
                 self.caller.call("list", rpc!(tasks, list_tasks), request.clone(), true, ends_at);
             let page = match call.await {

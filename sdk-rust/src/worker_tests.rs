@@ -404,6 +404,32 @@ async fn a_stop_lets_handlers_finish() {
     tokio::join!(soon(worker.stop()), soon(worker.stop()), serve);
 }
 
+/// The hooks hear of a stream that begins and of its end, in order or not.
+#[tokio::test]
+async fn hooks_hear_of_every_stream_and_its_end() {
+    let mut server = ScriptedServer::start().await;
+    let (heard, mut news) = mpsc::unbounded_channel();
+    let (connected, ended) = (heard.clone(), heard);
+    let mut worker = Worker::new(WorkerOptions {
+        on_connect: Some(Arc::new(move |_| connected.send("connected".to_owned()).unwrap())),
+        on_disconnect: Some(Arc::new(move |_, reason| ended.send(reason.to_owned()).unwrap())),
+        ..options(&server)
+    })
+    .unwrap();
+    worker.handler("echo", echo).unwrap();
+    worker.start().unwrap();
+    let mut stream = server.stream().await;
+    stream.accept();
+    assert_eq!(soon(news.recv()).await.unwrap(), "connected");
+    stream.cut();
+    assert_eq!(soon(news.recv()).await.unwrap(), "cut");
+    let stream = server.stream().await;
+    stream.accept();
+    assert_eq!(soon(news.recv()).await.unwrap(), "connected");
+    stopped(&worker, stream).await;
+    assert_eq!(soon(news.recv()).await.unwrap(), "the server ended the stream");
+}
+
 /// When the drain's time is up handlers are told to stop and reported as retryable (WP-42).
 #[tokio::test]
 async fn a_drain_that_times_out_tells_handlers_to_stop() {
