@@ -27,7 +27,7 @@ from cronoq_server.runtime import ring as ring_module
 from cronoq_server.runtime.loading import Loader
 from cronoq_server.runtime.watch_stream import BOOKMARK_EVERY
 from cronoq_server.runtime.watchers import LINGER
-from cronoq_server.stores.base import HISTORY_BITS, Leadership
+from cronoq_server.stores.base import HISTORY_BITS, FinishedPage, FinishedQuery, Leadership
 from cronoq_server.stores.memory import MemoryDisk, MemoryStore
 from cronoq_server.testing.builders import batch, changed, inserted, task
 from cronoq_server.testing.faults import ManualClock, settle
@@ -594,3 +594,25 @@ async def test_at_the_end_every_watch_ends() -> None:
         await settle()
         assert isinstance(waiting.exception(), Refused)
         assert await refused(idle) is ErrorReason.NOT_LEADER
+
+
+async def test_a_watch_that_is_opened_while_the_leadership_ends_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store still looked for a task that it names; nothing would ever come to such a watch."""
+    found, find = asyncio.Event(), MemoryStore.find_finished
+
+    async def slow(store: MemoryStore, query: FinishedQuery) -> FinishedPage:
+        await found.wait()
+        return await find(store, query)
+
+    async with leader() as post:
+        await post.commit(event(1))
+        monkeypatch.setattr(MemoryStore, "find_finished", slow)
+        opening = asyncio.create_task(post.watchers.open(WatchFilter(ids=(1,))))
+        await settle()
+        post.watchers.close(NOT_LEADER)
+        found.set()
+        with pytest.raises(Refused) as caught:
+            await done(opening)
+        assert caught.value.refusal == NOT_LEADER

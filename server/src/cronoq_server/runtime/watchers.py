@@ -80,7 +80,7 @@ class Watchers:
         self._publishing = False
         self._spare = False
         self._alarm: Alarm | None = None
-        self._closed = False
+        self._closed: Refusal | None = None
 
     async def open(
         self,
@@ -120,6 +120,8 @@ class Watchers:
             self._give_up(watching.call)
             raise
         number = self._starts.pop(watching.call)
+        if self._closed is not None:  # while the store was asked: nobody would ever end this watch
+            raise Refused(self._closed)
         if cursor is not None and cursor.epoch == self.epoch:
             resumed = self.ring.number_after(cursor.position, cursor.index)
             if resumed is not None:
@@ -243,7 +245,7 @@ class Watchers:
 
     def _left(self) -> None:
         """One watch less; the last one is kept in the engine for a while."""
-        if self._closed:
+        if self._closed is not None:
             return
         if self._streams or self._starts:
             self._inbox.tell(Unwatch())
@@ -259,7 +261,7 @@ class Watchers:
 
     def close(self, refusal: Refusal) -> None:
         """Ends every watch."""
-        self._closed = True
+        self._closed = refusal
         if self._alarm is not None:
             self._alarm.cancel()
         for stream in list(self._streams):
