@@ -24,8 +24,8 @@ from cronoq_server.engine.model import (
 )
 from cronoq_server.engine.mutations import ResourceResized, StoredSchedule
 
-INSTANT_MAX = 1 << 62
-"""Bound on instants, both ways: over a century from now in any timebase, and room for sums."""
+INSTANT_MAX = (1 << 63) - 1 - 2 * YEAR
+"""Bound on instants, both ways: the latest that admission accepts, with room for sums."""
 
 ID_BOUND = 1 << 64
 COUNT_BOUND = 1 << 53
