@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import httpx
 import pytest
 
-from cronoq_server.engine.model import SECOND
+from cronoq_server.engine.model import SECOND, Now
+from cronoq_server.runtime.clock import Alarm
 from cronoq_server.runtime.scaler import Scalers, Webhook
 from cronoq_server.testing.faults import ManualClock
 
@@ -41,6 +43,19 @@ class Receiver:
         """The next request's body, and what to set its status with (0 = broken connection)."""
         request, answer = await asyncio.wait_for(self.asked.get(), 10)
         return json.loads(request.content), answer
+
+
+class Pauses(ManualClock):
+    """A clock that tells when somebody begins to wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: asyncio.Queue[Now] = asyncio.Queue()
+
+    def call_at(self, at: Now, ring: Callable[[], object]) -> Alarm:
+        """As ever."""
+        self.begun.put_nowait(at)
+        return super().call_at(at, ring)
 
 
 @pytest.fixture
@@ -93,6 +108,34 @@ async def test_failure_is_tried_again_with_the_newest_wish(receiver: Receiver, s
         again, answer = await receiver.next()
         assert again["desired"] == 5
         answer.set_result(200)
+
+
+@pytest.mark.parametrize(
+    ("hook", "transport"),
+    [
+        (Webhook("gpu", "http://-scaler.\N{LATIN SMALL LETTER U WITH DIAERESIS}/"), True),
+        (Webhook("gpu", "http://xn--/"), True),
+        (
+            Webhook("gpu", "http://scaler.example/", "schl\N{LATIN SMALL LETTER U WITH DIAERESIS}"),
+            True,
+        ),
+        (Webhook("gpu", "http://127.0.0.1:99999/"), False),
+    ],
+    ids=["host", "punycode", "token", "port"],
+)
+async def test_webhook_that_can_not_even_be_asked_fails_like_any_other(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture, hook: Webhook, transport: bool
+) -> None:
+    """Somebody is told, again and again, and its line lives on."""
+    clock = Pauses()
+    mock = httpx.MockTransport(receiver) if transport else None
+    async with Scalers([hook], clock, mock) as told:
+        told.want("gpu", 1)
+        for seconds in (1, 2, 4):
+            await asyncio.wait_for(clock.begun.get(), 10)
+            await clock.advance(seconds * SECOND)
+    assert {record.action for record in caplog.records} == {"scaler_failed"}  # type: ignore[attr-defined]
+    assert hook.url not in caplog.text
 
 
 async def test_wish_that_was_told_is_not_told_again(receiver: Receiver) -> None:

@@ -25,6 +25,10 @@ REQUEST_TIMEOUT_S = 10.0
 PAUSE_MIN: Duration = SECOND
 PAUSE_MAX: Duration = 60 * SECOND
 
+FAILURES = (httpx.HTTPError, httpx.InvalidURL, ValueError, OverflowError, ExceptionGroup)
+"""What a request may raise. The last ones are about hosts, ports and tokens that can't be sent:
+some of them come as a group, out of the attempts to connect."""
+
 log = logging.getLogger(__name__)
 
 
@@ -123,7 +127,7 @@ class _Line:
         body = {"pool": hook.pool, "desired": desired, "number": self._number}
         try:
             answer = await self._client.post(hook.url, json=body, headers=headers)
-        except httpx.HTTPError as error:
+        except FAILURES as error:
             why = type(error).__name__
         else:
             if answer.is_success:
