@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpListener;
 use tonic::{Code, Status};
 
 use super::*;
@@ -456,6 +458,46 @@ fn a_client_outlives_the_runtimes_it_is_used_on() {
         assert_eq!(soon(client.submit(TaskSpec::of("kept"))).await.unwrap().id(), 2);
         assert_eq!(soon(client.wait(1)).await.unwrap().id, 1);
     });
+}
+
+/// A dial that its runtime did not live to end is begun anew on the next.
+#[test]
+fn a_dial_ends_with_its_runtime() {
+    let home = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let brief = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (client, address) = brief.block_on(async {
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = silent.local_addr().unwrap();
+        let away = ClientOptions { endpoint: address.to_string(), ..ClientOptions::default() };
+        let client = Client::new(away).unwrap();
+        let hears = async {
+            let mut preface = [0; 24];
+            silent.accept().await.unwrap().0.read_exact(&mut preface).await.unwrap();
+        };
+        tokio::select! {
+            biased;
+            answer = client.cancel(1) => panic!("{answer:?}"),
+            () = hears => {}
+        }
+        (client, address)
+    });
+    drop(brief);
+    let server = home.block_on(ScriptedServer::start_at(address));
+    server.reply("cancel", Ok(proto::CancelResponse { cancelled: true }));
+    assert!(home.block_on(soon(client.cancel(1))).unwrap());
+}
+
+/// Those whose time is up are told so alike, the first and those after it.
+#[tokio::test]
+async fn submits_without_an_answer_run_out_of_time() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = silent.local_addr().unwrap().to_string();
+    let away = ClientOptions { endpoint, connect_timeout: FOREVER, ..ClientOptions::default() };
+    let client = Client::new(away).unwrap().with_deadline(Duration::from_millis(30));
+    for kind in ["first", "second", "third"] {
+        let error = soon(client.submit(TaskSpec::of(kind))).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Deadline);
+    }
 }
 
 /// The longest time there is means for ever, and no time is too long to be added to the present.

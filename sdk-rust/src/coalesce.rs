@@ -269,7 +269,9 @@ impl Lane {
                 true
             }
             Err(error) => {
-                state.trouble = Some(error.clone());
+                if !error.is_deadline() {
+                    state.trouble = Some(error.clone());
+                }
                 drop(state);
                 for (member, task) in entries {
                     if may_repeat(&error, member.is_keyed) {

@@ -3,13 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use prost::Message as _;
+
 use super::{RECEIPTS_SINCE, Said, Session, said};
+use crate::attempt::PROGRESS_BYTES_MAX;
 use crate::proto;
 use crate::reconnect::Moment;
 use crate::run::{Run, Stop};
 
 pub(crate) const BEATS_PER_TTL: u32 = 3;
 pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+/// What one lease takes in a heartbeat, at most, and the progress of one.
+const LEASE_ROOM: usize = 10;
+const PROGRESS_ROOM: usize = PROGRESS_BYTES_MAX + 64;
 
 impl Session {
     /// When `pulse` is to be called next. Never later than needed; a pulse too early does nothing.
@@ -83,13 +89,20 @@ impl Session {
         })));
     }
 
-    /// The progress that the server has not heard of.
-    fn news(&self) -> Vec<proto::LeaseProgress> {
-        let told = |(lease, run): (&u64, &Arc<Run>)| {
-            let progress = run.take_news()?;
-            Some(proto::LeaseProgress { lease: *lease, progress: Some(progress) })
-        };
-        self.runs.iter().filter_map(told).collect()
+    /// The progress that the server has not heard of, as much as fits beside the leases.
+    fn news(&mut self) -> Vec<proto::LeaseProgress> {
+        let mut left = self.room().saturating_sub(self.runs.len() * LEASE_ROOM);
+        let mut news = Vec::new();
+        for (lease, run) in &self.runs {
+            if left < PROGRESS_ROOM && !news.is_empty() {
+                self.has_progress = true; // The rest goes with the next one.
+                break;
+            }
+            let Some(progress) = run.take_news() else { continue };
+            left = left.saturating_sub(progress.encoded_len() + PROGRESS_ROOM - PROGRESS_BYTES_MAX);
+            news.push(proto::LeaseProgress { lease: *lease, progress: Some(progress) });
+        }
+        news
     }
 
     /// Some run has new progress; it goes out with a heartbeat soon (WP-25).

@@ -305,13 +305,19 @@ impl Session {
     pub(crate) fn report(&mut self, ended: Vec<(Arc<Run>, Outcome)>, now: Moment) {
         if ended.iter().any(|(run, _)| run.has_news()) {
             self.has_progress = true;
-            self.beat(now); // WP-25: the last progress goes out before the report.
+            // WP-25: the last progress goes out before the report, in as many as it takes.
+            while self.has_progress
+                && self.outbox.is_some()
+                && ended.iter().any(|(run, _)| run.has_news())
+            {
+                self.beat(now);
+            }
         }
         self.put_reports(ended);
     }
 
     fn put_reports(&mut self, ended: Vec<(Arc<Run>, Outcome)>) {
-        let room = self.max_message_bytes.max(REPORTS_SIZE_MIN) - MESSAGE_ROOM / 2;
+        let room = self.room();
         let (mut reports, mut tasks, mut left) = (Vec::new(), Vec::new(), room);
         for (run, outcome) in ended {
             let lease = run.lease();
@@ -335,6 +341,11 @@ impl Session {
         if !reports.is_empty() {
             self.put_message(reports, tasks);
         }
+    }
+
+    /// What a message of many parts may take.
+    fn room(&self) -> usize {
+        self.max_message_bytes.max(REPORTS_SIZE_MIN) - MESSAGE_ROOM / 2
     }
 
     fn sendable(&self, run: &Run, outcome: Outcome) -> Outcome {

@@ -294,6 +294,28 @@ fn progress_goes_out_soon_and_before_the_report() {
     assert!(matches!(&said[1], Said::Reports(_)));
 }
 
+/// Heartbeats carry no more progress than fits, and the rest with the next ones (WP-25).
+#[test]
+fn progress_goes_out_as_far_as_it_fits() {
+    let mut bench = Bench::open();
+    let runs = bench.lease(&(1..=6_000).collect::<Vec<_>>(), at(0));
+    for run in &runs {
+        run.set_progress(proto::Progress { data: vec![0; 1024].into(), fraction: Some(0.5) });
+    }
+    bench.session.note_progress();
+    bench.session.pulse(at(1));
+    assert_eq!(bench.session.next_pulse(), at(2));
+    bench.session.report(runs.into_iter().map(|run| (run, completed(1))).collect(), at(1));
+    let said = bench.take();
+    assert!(said.iter().all(|said| match said {
+        Said::Heartbeats(beat) =>
+            beat.encoded_len() < 4 * 1024 * 1024 && beat.leases.len() == 6_000,
+        _ => true,
+    }));
+    let told: usize = beats_in(said).iter().map(|beat| beat.progress.len()).sum();
+    assert_eq!(told, 6_000);
+}
+
 /// A draining worker asks for no slots, again after each registration, and gives back what comes
 /// late (WP-40, WP-41).
 #[test]

@@ -396,7 +396,8 @@ impl Connection {
 
     fn begin_dial(self: &Arc<Self>, number: u64) -> Dialling {
         let connection = Arc::clone(self);
-        let dialling = async move {
+        // As a task: it ends with its runtime, where a future that another one goes on with panics.
+        let task = tokio::spawn(async move {
             let dialled = dial(&connection.options, &connection.options.endpoint).await;
             let live = dialled.map(|channel| Live { channel, number, made_at: Instant::now() });
             let mut state = connection.state();
@@ -405,6 +406,17 @@ impl Connection {
                 state.live = live.as_ref().ok().cloned();
             }
             live
+        });
+        let connection = Arc::clone(self);
+        let dialling = async move {
+            if let Ok(live) = task.await {
+                return live;
+            }
+            let mut state = connection.state();
+            if state.number == number {
+                state.dialling = None;
+            }
+            Err(unreachable(&connection.options.endpoint, "the runtime has ended"))
         };
         dialling.boxed().shared()
     }

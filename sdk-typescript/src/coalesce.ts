@@ -336,8 +336,8 @@ class Lane {
         this.#knowsMany = false;
         return false;
       }
-      if (error instanceof DeadlineError && this.#trouble !== undefined) {
-        // What stood in the way says more than that the time is up.
+      if (error instanceof DeadlineError) {
+        // What stood in the way, if anything did, says more than that the time is up.
         for (const member of batch.members.splice(0)) {
           this.forget(member, this.#expired());
         }

@@ -33,6 +33,9 @@ export const PROGRESS_EVERY_MS = 1_000;
 export const REPORTS_PER_MESSAGE = 500;
 const RECENT_MAX = 4096;
 const REPORT_SIZE_MIN = 256 * 1024;
+// What one lease takes in a heartbeat, at most, and the progress of one beside its data.
+const LEASE_ROOM = 10;
+const PROGRESS_ROOM = 64;
 
 /** A run and how it ended. */
 export type Ended = readonly [Run, Outcome];
@@ -257,14 +260,19 @@ export class Session {
 
   /** Reports how runs ended, in as few messages as fit (WP-20, WP-21). */
   report(ended: readonly Ended[], now: number): void {
-    if (this.#hasProgress && ended.some(([run]) => run.progressIsNew)) {
-      this.#beat(now); // WP-25: the last progress goes out before the report.
+    // WP-25: the last progress goes out before the report, in as many as it takes.
+    while (
+      this.#hasProgress &&
+      this.#write !== undefined &&
+      ended.some(([run]) => run.progressIsNew)
+    ) {
+      this.#beat(now);
     }
     this.#report(ended);
   }
 
   #report(ended: readonly Ended[]): void {
-    const room = Math.max(REPORT_SIZE_MIN, this.#maxMessageBytes) - MESSAGE_ROOM / 2;
+    const room = this.#room;
     let reports: Report[] = [];
     let tasks = new Map<bigint, bigint>();
     let left = room;
@@ -289,6 +297,11 @@ export class Session {
     if (reports.length > 0) {
       this.#putReports(reports, tasks);
     }
+  }
+
+  /** What a message of many parts may take. */
+  get #room(): number {
+    return Math.max(REPORT_SIZE_MIN, this.#maxMessageBytes) - MESSAGE_ROOM / 2;
   }
 
   #sendable(run: Run, outcome: Outcome): Outcome {
@@ -402,17 +415,19 @@ export class Session {
       return;
     }
     if (named.length === 0 && !this.#namedLast) {
+      this.#hasProgress = false;
       return; // Nothing runs and the server knows.
     }
     this.#namedLast = named.length > 0;
     this.#beatNumber += 1n;
     const beat: Heartbeats = {
       leases: named.map((run) => run.lease),
-      progress: this.#hasProgress ? newProgress(named) : [],
+      progress: this.#hasProgress ? newProgress(named, this.#room) : [],
       number: this.#beatNumber,
       lastLease: this.#lastLease,
     };
-    this.#hasProgress = false;
+    // What did not fit goes with the next one.
+    this.#hasProgress &&= named.some((run) => run.progressIsNew);
     this.#beats.push({ number: this.#beatNumber, at: now });
     write({ message: { $case: "heartbeats", value: beat } });
   }
@@ -457,10 +472,16 @@ export class Session {
   }
 }
 
-function newProgress(named: readonly Run[]): LeaseProgress[] {
+/** The progress that the server has not heard of, as much as fits beside the leases. */
+function newProgress(named: readonly Run[], room: number): LeaseProgress[] {
   const news: LeaseProgress[] = [];
+  let left = room - named.length * LEASE_ROOM;
   for (const run of named) {
     if (run.progressIsNew && run.progress !== undefined) {
+      left -= run.progress.data.length + PROGRESS_ROOM;
+      if (left < 0 && news.length > 0) {
+        break;
+      }
       run.progressIsNew = false;
       news.push({ lease: run.lease, progress: run.progress });
     }

@@ -254,11 +254,21 @@ function runIn(
     thread.on("error", onError);
     thread.on("exit", onExit);
     run.signal.addEventListener("abort", onStop, { once: true });
-    tell({ type: "run", lease: run.message, flag });
+    tell({ type: "run", lease: alone(run.message), flag });
     if (run.isStopped()) {
       onStop();
     }
   });
+}
+
+/** A lease whose bytes are its own: a view would take the whole message along that it came with. */
+function alone(lease: Lease): Lease {
+  const { lastProgress, payload } = lease;
+  return {
+    ...lease,
+    payload: new Uint8Array(payload),
+    lastProgress: lastProgress && { ...lastProgress, data: new Uint8Array(lastProgress.data) },
+  };
 }
 
 async function fetchFor(host: Host, run: Run, taskId: bigint): Promise<Answer> {

@@ -176,6 +176,13 @@ describe("submits", () => {
     assert.equal((await soon(long)).id, 2n);
   });
 
+  it("are told alike that time is up, the first and those after it", async () => {
+    server.on("submitMany", () => new Promise(() => undefined));
+    for (const kind of ["first", "second"]) {
+      await soon(assert.rejects(client.submit(kind, 1, { callDeadlineMs: 30 }), DeadlineError));
+    }
+  });
+
   it("get each their own error, which speaks of their task only", async () => {
     server.on<SubmitManyRequest>("submitMany", (request) => {
       const answer = admitAll(request);

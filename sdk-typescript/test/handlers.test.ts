@@ -241,6 +241,11 @@ describe("threads", () => {
     assert.deepEqual(seen, ["working", "working", "working"]);
   });
 
+  it("are given the payload alone, not all that came along with it", async () => {
+    const crunch = threadHandler(file, { threads: 1 });
+    assert.equal((await soon(runHandler(crunch, { act: "room" }))).value(), 0);
+  });
+
   it("carry how a handler ends", async () => {
     const crunch = threadHandler(file, { threads: 1 });
     const end = async (act: string): Promise<unknown> => {

@@ -8,7 +8,7 @@ import {
   Register,
   Registered,
   type Reports,
-  type WorkerMessage,
+  WorkerMessage,
 } from "../src/gen/cronoq/v1/workers.js";
 import { cleanMessage, failed, MESSAGE_BYTES_MAX, type Outcome } from "../src/outcome.js";
 import { type Run, Stop } from "../src/run.js";
@@ -240,6 +240,30 @@ describe("heartbeats", () => {
       beats().map(({ leases }) => leases),
       [[1n], []],
     );
+  });
+
+  it("carry no more progress than fits, and the rest with the next ones (WP-25)", () => {
+    const runs = lease(...Array.from({ length: 6_000 }, (_, index) => index + 1));
+    for (const run of runs) {
+      run.setProgress({ data: Buffer.alloc(1024), fraction: 0.5 });
+    }
+    session.noteProgress();
+    now = 1_000;
+    session.pulse(now);
+    assert.equal(session.nextPulse(now), 2_000);
+    session.report(
+      runs.map((run) => [run, completed()]),
+      now,
+    );
+    const told = new Set<bigint>();
+    for (const message of written) {
+      assert.ok(WorkerMessage.encode(message).finish().length <= LIMIT);
+      if (message.message?.$case === "heartbeats") {
+        assert.equal(message.message.value.leases.length, 6_000);
+        message.message.value.progress.forEach((progress) => told.add(progress.lease));
+      }
+    }
+    assert.equal(told.size, 6_000);
   });
 
   it("carry the last progress within a second, and before the report (WP-25)", () => {

@@ -15,6 +15,8 @@ serveThread(
         const [parent = 0n] = attempt.parents;
         return { n, parent: await attempt.output(parent), given: workerData as unknown };
       }
+      case "room":
+        return attempt.payload.buffer.byteLength - attempt.payload.length;
       case "retryable":
         throw new Retryable("later", { retryAfterMs: 5 });
       case "permanent":
