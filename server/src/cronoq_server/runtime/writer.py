@@ -16,7 +16,7 @@ import logging
 
 from cronoq_server.engine.model import MILLISECOND, SECOND, Duration, Instant
 from cronoq_server.runtime.clock import Clock, after
-from cronoq_server.stores.base import Batch, Leadership, Store, Unavailable
+from cronoq_server.stores.base import Batch, Leadership, Store, StoreError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +138,13 @@ class Writer:
             if not expired or task.uncancel() > 0:
                 raise
             raise Unavailable("no answer within the commit timeout") from None
+        except StoreError:
+            # Of a store that says so instead of raising what it was cancelled with.
+            if expired:
+                task.uncancel()
+            if task.cancelling():
+                raise asyncio.CancelledError from None
+            raise
         else:
             if expired:
                 task.uncancel()
