@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import Any
 
+import grpc
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from cronoq_server.api.metrics import FAMILIES, Metrics
 from cronoq_server.runtime.refusals import NOT_LEADER, Refused
+from cronoq_server.stores import StoreSettings, open_store
+from cronoq_server.testing.faults import FaultyStore
+from tests.api.conftest import serving
+from tests.api.web import until
 
 CONFIG = """
 [[pools]]
@@ -126,6 +133,27 @@ async def test_scrapes_within_a_second_share_one_reading(serve: Callable[[str], 
     second = await scrape(edge.server.metrics)
     name = ("cronoq_tasks_submitted_total", ())
     assert first[name] == second[name] == 0
+
+
+async def test_a_leader_whose_store_does_not_answer_says_so() -> None:
+    """That is when somebody looks; what only the engine knows is left out meanwhile."""
+    store = FaultyStore(open_store(StoreSettings()))
+    text = "[limits]\nrequest_timeout_s = 2\n[store]\ncommit_timeout_s = 0.5\n"
+    async with serving(text, store=store) as edge:
+        store.hold()
+        lost = asyncio.ensure_future(edge.submit())
+        told = await scrape(edge.server.metrics)  # begun before anybody knows of it
+        assert ("cronoq_store_up", ()) in told
+        with pytest.raises(grpc.aio.AioRpcError):
+            await lost
+        told = await scrape(edge.server.metrics)
+        assert (told["cronoq_leader", ()], told["cronoq_store_up", ()]) == (0, 0)
+        assert ("cronoq_tasks_running", ()) not in told
+        store.let_go()
+        await until(lambda: edge.server.leader().ready and edge.server.leader().store_answers)
+        told = await scrape(edge.server.metrics)
+        assert (told["cronoq_leader", ()], told["cronoq_store_up", ()]) == (1, 1)
+        assert ("cronoq_tasks_running", ()) in told
 
 
 async def test_a_standby_says_that_it_does_not_lead() -> None:

@@ -7,12 +7,15 @@ Rules a change must keep:
 2. Labels are names that the configuration gives, never what callers choose: no keys, tags or
    tenants, and no values of `per_value` resources.
 3. Counts begin anew with each leadership, as Prometheus expects of a restarted process.
+4. A leader whose store does not answer says so: what only the engine knows is left out then, and
+   nobody waits for it longer than a scrape may take.
 
 The families and their meanings are listed by `FAMILIES`, from which the reference is written.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
@@ -34,6 +37,7 @@ from prometheus_client.registry import Collector
 
 from cronoq_server.engine import (
     SECOND,
+    ErrorReason,
     Instant,
     ListResources,
     PoolView,
@@ -51,6 +55,10 @@ TOKEN: Final = 10**9
 
 SHARED_FOR: Final = SECOND
 """Scrapes that come within this time of a reading get the same one."""
+
+
+ANSWER_WITHIN_S: Final = 5.0
+"""How long the engine is waited for; half of what Prometheus gives a scrape."""
 
 
 class Family(msgspec.Struct, frozen=True):
@@ -126,8 +134,8 @@ class Reading(msgspec.Struct, frozen=True):
         ready: Whether this process leads and may be sent calls.
         at: Wall instant of the snapshot.
         driver: The leader's driver; None on a standby.
-        view: Its snapshot, with `driver`.
-        resources: Its resources, with `driver`.
+        view: Its snapshot; None without `driver`, and while its store does not answer.
+        resources: Its resources, with `view`.
     """
 
     ready: bool
@@ -180,15 +188,25 @@ class Metrics:
     async def _read(self) -> Reading:
         try:
             driver = self._leader()
-            now = driver.clock.now()
-            if self._shared is not None:
-                at, shared = self._shared
-                if shared.driver is driver and 0 <= now.mono - at < SHARED_FOR:
-                    return shared
-            view = await driver.inbox.ask(SnapshotQuery)
-            resources = await driver.inbox.ask(ListResources)
-        except Refused:  # a standby, or a leader that ends: that is an answer, too
+        except Refused:  # a standby: that is an answer, too
             return Reading(False)
+        now = driver.clock.now()
+        if self._shared is not None:
+            at, shared = self._shared
+            if shared.driver is driver and 0 <= now.mono - at < SHARED_FOR:
+                return shared
+        if not driver.store_answers:
+            return Reading(self._is_ready(), now.wall, driver)
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                view = await driver.inbox.ask(SnapshotQuery)
+                resources = await driver.inbox.ask(ListResources)
+        except TimeoutError:
+            return Reading(self._is_ready(), now.wall, driver)
+        except Refused as refused:
+            if refused.refusal.reason in (ErrorReason.NOT_LEADER, ErrorReason.STOPPING):
+                return Reading(False)
+            return Reading(self._is_ready(), now.wall, driver)
         assert isinstance(view, SnapshotView)
         assert isinstance(resources, tuple)
         shown = tuple(r for r in resources if isinstance(r, ResourceView))
@@ -214,11 +232,13 @@ class _Readings(Collector):
         reading = self.reading
         yield _single("info", 1, self._version)
         yield _single("leader", int(reading.ready))
-        if reading.driver is None or reading.view is None:
+        if reading.driver is None:
             return
         peers = sorted(self._peers().items())
         yield _many("shard_unavailable", [((name,), int(not answers)) for name, answers in peers])
         yield from _of_driver(reading.driver)
+        if reading.view is None:
+            return
         yield from _of_tasks(reading.view)
         yield from _of_pools(reading.view.pools, reading.at)
         yield from _of_resources(reading.resources)
