@@ -10,6 +10,7 @@ from typing import Any, assert_type
 
 import pydantic
 import pytest
+from scripted_server import PATIENCE_S, ScriptedServer
 
 from cronoq import (
     App,
@@ -269,3 +270,26 @@ async def _types() -> None:
     assert_type(await (await app.submit(bill, Order(id=1), None)).result(), Basket)
     assert_type(app.blocking.submit(add, 1).result(), int)
     assert_type(await app.submit_many([]), list[AppHandle[Any] | CronoqError])
+
+
+async def test_a_stop_does_not_wait_for_a_server_to_take_the_schedules(
+    server: ScriptedServer,
+) -> None:
+    """A signal that comes while no server answers ends the program."""
+    app = App(server.endpoint)
+
+    @app.task(schedule="@hourly")
+    async def tick() -> None:
+        pass
+
+    asked = asyncio.Event()
+
+    async def never(_request: Any) -> None:
+        asked.set()
+        await asyncio.get_running_loop().create_future()
+
+    server.on_admin("GetRecurring", never)
+    running = asyncio.create_task(app.run())
+    await asyncio.wait_for(asked.wait(), PATIENCE_S)
+    await app.stop()
+    await asyncio.wait_for(running, PATIENCE_S)

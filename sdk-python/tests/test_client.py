@@ -511,12 +511,20 @@ async def test_what_is_not_said_is_not_on_the_wire(server: ScriptedServer, clien
     "spec",
     [
         TaskSpec("kind", not_before=datetime(2030, 1, 1)),
+        TaskSpec("kind", not_before=datetime(9999, 1, 1, tzinfo=UTC)),
         TaskSpec("kind", key="\ud800"),
         TaskSpec("kind", resources={"api": -1}),
         TaskSpec("kind", tags={"a": 1}),  # type: ignore[dict-item]
         TaskSpec(5),  # type: ignore[arg-type]
     ],
-    ids=["naive instant", "lone surrogate", "negative amount", "number as tag", "number as kind"],
+    ids=[
+        "naive instant",
+        "far instant",
+        "lone surrogate",
+        "negative amount",
+        "number as tag",
+        "number as kind",
+    ],
 )
 async def test_what_the_wire_cannot_hold_is_an_invalid_field(
     server: ScriptedServer, client: Client, spec: TaskSpec

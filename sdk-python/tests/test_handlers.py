@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import sys
 from typing import Any
 
 import msgspec
@@ -287,6 +288,12 @@ def test_broken_compression_is_a_payload_error(
     """Never an endless or partial value."""
     with pytest.raises(PayloadError, match=message):
         _zlib(**options).decode(payload, "application/json;transform=zlib", str)
+
+
+def test_compression_may_be_unpacked_without_a_limit() -> None:
+    """The largest number there is stands for none."""
+    codec = _zlib(min_bytes=1, max_bytes=sys.maxsize)
+    assert codec.decode(*codec.encode("x" * 5000), str) == "x" * 5000
 
 
 @pytest.mark.parametrize("value", [object(), {1j: 1}, "\ud800", [lambda: 0]])

@@ -239,6 +239,29 @@ async def test_a_server_that_is_not_there_is_said_so(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err.startswith("cronoq: ")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--endpoint", "ftp://x", "snapshot"), "neither http nor https"),
+        (("--token", "two words", "snapshot"), "token: "),
+        (("--tls-cert", "cert.pem", "snapshot"), "cert and key go together"),
+        (("--endpoint", "https://127.0.0.1:1", "--tls-ca", "/no.pem", "snapshot"), "/no.pem"),
+        (("list", "--limit", "-1"), "--limit"),
+        (("schedules", "next", "s", "--count", "0"), "--count"),
+        (("schedules", "next", "s", "--count", "101"), "--count"),
+        (("schedules", "backfill", "s", "1500-01-01", "2000-01-01"), "1500"),
+        (("resources", "set", "gpu", "--permits", "-1"), "--permits"),
+        (("resources", "set", "gpu", "--burst", "-1"), "--burst"),
+    ],
+)
+async def test_what_no_server_can_be_asked_is_said_so(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    """In a line for people, not in a trace for programmers."""
+    assert await asyncio.to_thread(cli.run, words) == cli.WRONG
+    assert said in capsys.readouterr().err
+
+
 async def test_the_screen_of_top_fills_with_what_the_server_has(terminal: Terminal) -> None:
     """Pools, workers and failures; texts of users stay texts."""
     await terminal.edge.submit(kind="[red]x[/red]")

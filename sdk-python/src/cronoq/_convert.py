@@ -44,11 +44,14 @@ def unix_ns(instant: datetime) -> int:
     """Returns an aware datetime as Unix nanoseconds, exactly.
 
     Raises:
-        InvalidFieldError: The datetime is naive.
+        InvalidFieldError: The datetime is naive, or further away than the wire can say.
     """
     if instant.tzinfo is None:
         raise InvalidFieldError("instants need a time zone, such as datetime.now(UTC)")
-    return (instant - _EPOCH) // _MICROSECOND * 1000
+    found = (instant - _EPOCH) // _MICROSECOND * 1000
+    if not -(1 << 63) <= found < 1 << 63:
+        raise InvalidFieldError(f"the year {instant.year} is beyond what can be said")
+    return found
 
 
 def instant_of(unix_nanoseconds: int) -> datetime:

@@ -155,7 +155,7 @@ class ZlibTransform:
         unpacker = zlib.decompressobj()
         try:
             # One byte more than is allowed tells what is too long from what just fits.
-            plain = unpacker.decompress(payload, self._max_bytes + 1)
+            plain = unpacker.decompress(payload, min(self._max_bytes + 1, sys.maxsize))
         except zlib.error as error:
             raise PayloadError(f"payload is not zlib: {error}") from error
         if len(plain) > self._max_bytes:

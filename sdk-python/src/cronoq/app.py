@@ -102,6 +102,7 @@ class App:
         self._users = 0
         self._workers: list[Worker] = []
         self._is_stopping = False
+        self._putting: asyncio.Future[int] | None = None
 
     def __repr__(self) -> str:
         return f"App({self.endpoint!r}, {len(self._tasks)} task functions)"
@@ -382,8 +383,7 @@ class App:
         self._is_stopping = False
         async with self:
             workers = [self.worker(pool) for pool in pools or self.pools()]
-            await self.put_schedules()
-            if self._is_stopping:
+            if not await self._put_unless_stopped():
                 return
             self._workers = workers
             runs = [asyncio.ensure_future(worker.run()) for worker in workers]
@@ -395,6 +395,17 @@ class App:
                 await asyncio.gather(*runs, return_exceptions=True)
                 self._workers = []
 
+    async def _put_unless_stopped(self) -> bool:
+        """Puts the schedules; False if `stop` was called, which must not wait for a server."""
+        self._putting = asyncio.ensure_future(self.put_schedules())
+        try:
+            await asyncio.gather(self._putting, return_exceptions=True)
+            if not self._is_stopping:
+                self._putting.result()
+            return not self._is_stopping
+        finally:
+            self._putting = None
+
     async def stop(self, *, drain_timeout: Seconds | None = None) -> None:
         """Ends `run`: its workers take no more, let calls finish, and report.
 
@@ -402,6 +413,8 @@ class App:
             drain_timeout: Time for running calls, seconds, instead of the option's.
         """
         self._is_stopping = True
+        if self._putting is not None:
+            self._putting.cancel()
         await asyncio.gather(*(w.stop(drain_timeout=drain_timeout) for w in self._workers))
 
     def run_forever(self, *pools: str) -> None:

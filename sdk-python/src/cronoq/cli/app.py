@@ -44,6 +44,7 @@ CODES: tuple[tuple[type[BaseException], int], ...] = (
     (InvalidRequestError, WRONG),
     (PayloadError, WRONG),
     (Misconfigured, WRONG),
+    (OSError, WRONG),  # of a file that the command line or a profile names
     (CronoqError, FAILED),
 )
 
@@ -151,7 +152,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # Whoever read has enough; flushing at exit would fail once more.
         sys.stdout = None
         return 0
-    except (CronoqError, Misconfigured) as error:
+    except (CronoqError, Misconfigured, OSError) as error:
         return _told(error)
     return code if isinstance(code, int) else 0
 

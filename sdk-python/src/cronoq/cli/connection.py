@@ -48,10 +48,17 @@ class Target:
     key: str | None = None
 
     def client(self, *, deadline: float) -> Client:
-        """A client for it; the caller closes it."""
+        """A client for it; the caller closes it.
+
+        Raises:
+            Misconfigured: The endpoint can't be read, or another choice is none that can be.
+        """
         files = {"ca": self.ca, "cert": self.cert, "key": self.key}
-        tls = TlsOptions(**files) if any(files.values()) else None
-        return Client(self.endpoint, token=self.token, tls=tls, deadline=deadline)
+        try:
+            tls = TlsOptions(**files) if any(files.values()) else None
+            return Client(self.endpoint, token=self.token, tls=tls, deadline=deadline)
+        except ValueError as error:
+            raise Misconfigured(str(error)) from error
 
 
 def config_path(environment: Mapping[str, str]) -> Path:

@@ -145,7 +145,7 @@ def next_occurrences(
     context: typer.Context,
     name: Name,
     pool: InPool = None,
-    count: Annotated[int, typer.Option(help="How many, up to 100.")] = 10,
+    count: Annotated[int, typer.Option(min=1, max=100, help="How many, up to 100.")] = 10,
 ) -> None:
     """Show when a schedule is due next."""
     here = session(context)
@@ -261,9 +261,9 @@ def resource_row(one: ResourceInfo) -> tuple[Any, ...]:
 def set_resource(
     context: typer.Context,
     name: Name,
-    permits: Annotated[int | None, typer.Option(help="Of a semaphore.")] = None,
+    permits: Annotated[int | None, typer.Option(min=0, help="Of a semaphore.")] = None,
     rate: Annotated[float | None, typer.Option(help="Tokens per second of a bucket.")] = None,
-    burst: Annotated[int | None, typer.Option(help="Most tokens of a bucket.")] = None,
+    burst: Annotated[int | None, typer.Option(min=0, help="Most tokens of a bucket.")] = None,
 ) -> None:
     """Resize a resource."""
     here = session(context)

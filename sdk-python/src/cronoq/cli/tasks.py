@@ -346,7 +346,7 @@ def list_tasks(
     tag: Tag = None,
     tenant: Tenant = None,
     schedule: Schedule = "",
-    limit: Annotated[int, typer.Option(help="Most tasks; 0 = all.")] = 50,
+    limit: Annotated[int, typer.Option(min=0, help="Most tasks; 0 = all.")] = 50,
     oldest: Annotated[bool, typer.Option(help="Oldest first.")] = False,
 ) -> None:
     """List tasks, newest first."""
