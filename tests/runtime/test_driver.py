@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections.abc import Iterable
 from typing import get_args
 
 import pytest
@@ -33,7 +34,7 @@ from cronoq_server.engine.events import (
 )
 from cronoq_server.engine.model import ErrorReason, Now
 from cronoq_server.engine.timers import NEVER
-from cronoq_server.runtime import Ending, Refused, ShutdownNotice, WatchFilter, WatchStream
+from cronoq_server.runtime import Ending, Inbox, Refused, ShutdownNotice, WatchFilter, WatchStream
 from cronoq_server.runtime.outbox import Outbox
 from cronoq_server.stores.base import Batch, Leadership
 from cronoq_server.stores.memory import MemoryDisk, MemoryStore
@@ -686,6 +687,32 @@ class TestLookups:
             await done(call)
             assert rig.store.searches == [("a",), ("a", "b")]
             assert rig.scripted.seen(Submit)[0].found == {}
+
+    async def test_callers_are_not_all_looked_at_in_every_turn(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """There may be very many who wait, and look-ups are under way nearly always."""
+        looks = 0
+        refuse_older = Inbox.refuse_older
+
+        def counted(
+            inbox: Inbox, now: int, patience: int, answered: Iterable[tuple[int, int]]
+        ) -> None:
+            nonlocal looks
+            looks += 1
+            refuse_older(inbox, now, patience, answered)
+
+        monkeypatch.setattr(Inbox, "refuse_older", counted)
+        async with scripted() as rig:
+            rig.scripted.wanted = [["a"]] * 3
+            rig.store.hold_searches()
+            call = rig.submit(task(key="a"))
+            for _ in range(20):
+                await done(rig.read())
+            assert looks == 0
+            await rig.clock.advance(seconds(40))
+            assert isinstance(call.exception(), Refused)
+            rig.store.let_go()
 
 
 class TestCallers:

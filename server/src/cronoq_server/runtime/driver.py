@@ -159,6 +159,7 @@ class Driver:
         self._alarm_at = Now(NEVER, NEVER)
         self._tick = max(1, min(SECOND, settings.commit_timeout // 10))
         self._late = False
+        self._judged_at: Instant = clock.now().mono
         self._proven_at: Instant = clock.now().mono - PROOF_COUNTS
         self._lost: Fenced | None = None
         self._recovered = False
@@ -464,7 +465,10 @@ class Driver:
                 log.error("the store is late", extra={"action": "store_late"})
             else:
                 log.warning("the store has caught up", extra={"action": "store_recovered"})
-        if waits >= self._tick or len(self._lookups):
+        looks = len(self._lookups) and now.mono - self._judged_at >= self._tick
+        if waits >= self._tick or looks:
+            # Seldom while look-ups go on as they should: it looks at every call.
+            self._judged_at = now.mono
             self.inbox.refuse_older(now.mono, self._settings.commit_timeout, self._answered())
 
     def _answered(self) -> Iterable[tuple[int, Instant]]:
