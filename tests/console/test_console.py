@@ -122,6 +122,36 @@ async def test_a_task_is_found_by_its_status_and_put_back(visit: Callable[..., A
     assert await tab.edge.status(tasks["broken"]) in (3, 4)
 
 
+async def test_what_was_counted_is_all_that_a_bulk_call_changes(visit: Callable[..., Any]) -> None:
+    """Whoever looks for something else meanwhile has to have that counted first."""
+    tab: Visit = await visit()
+    kept = await tab.edge.submit(kind="kept")
+    await tab.edge.submit(kind="old")
+    await tab.go("tasks?kind=old", "Tasks")
+    await tab.page.get_by_role("button", name="Cancel all found").click()
+    await expect(tab.page.get_by_text("1 tasks were found")).to_be_visible()
+    await tab.page.get_by_role("link", name="Clear").click()
+    await expect(tab.page.locator("tbody")).to_contain_text(str(kept))
+    await expect(tab.page.get_by_text("tasks were found")).to_be_hidden()
+    await expect(tab.page.get_by_role("button", name="Cancel them")).to_have_count(0)
+
+
+async def test_what_is_asked_about_one_task_is_not_done_to_another(
+    visit: Callable[..., Any],
+) -> None:
+    """The question goes with its page, and so does what the page told of its task."""
+    tab: Visit = await visit()
+    first, second = [await tab.edge.submit(kind=kind) for kind in ("first", "second")]
+    await tab.go(f"task/{first}", str(first))
+    await tab.page.evaluate(f"location.hash = '#/task/{second}'")
+    await tab.page.get_by_role("heading", name=str(second)).wait_for()
+    await tab.page.get_by_role("button", name="Cancel").click()
+    await expect(tab.page.get_by_role("dialog")).to_be_visible()
+    await tab.page.go_back()
+    await tab.page.get_by_role("heading", name=str(first)).wait_for()
+    await expect(tab.page.get_by_role("dialog")).to_be_hidden()
+
+
 async def test_bulk_counts_before_it_changes(visit: Callable[..., Any]) -> None:
     """The number is shown first; nothing changes before it is confirmed."""
     tab: Visit = await visit(CONFIG)

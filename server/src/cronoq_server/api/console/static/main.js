@@ -86,7 +86,7 @@ function Console({ server, onLeave }) {
       <${Theme}/>
       ${server.who.asked && html`<button onClick=${onLeave}>Log out ${server.who.name}</button>`}
     </header>
-    <main id="content" tabindex="-1"><${Page} server=${server} parts=${at.parts} values=${at.values} may=${server.who.role === "admin" || server.who.role === "client"}/></main>`;
+    <main id="content" tabindex="-1"><${Page} key=${at.parts.join("/")} server=${server} parts=${at.parts} values=${at.values} may=${server.who.role === "admin" || server.who.role === "client"}/></main>`;
 }
 
 // "g" and a letter goes to a page, "/" to the first field.

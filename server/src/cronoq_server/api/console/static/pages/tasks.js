@@ -30,6 +30,7 @@ export function Tasks({ values, may }) {
   const given = listed(values);
   const after = values.get("after") ?? "";
   const asked = { ...given, limit: LIMIT, after, newest_first: true };
+  const filter = asFilter(given);
   const [page, error, again] = usePoll(`/v1/tasks${query(asked)}`, after ? 0 : 3000);
   function search(event) {
     event.preventDefault();
@@ -57,7 +58,7 @@ export function Tasks({ values, may }) {
     </form>
     <${Trouble} error=${error}/>
     <${Missing} shards=${page?.unavailable_shards}/>
-    ${may && html`<${Bulk} filter=${asFilter(given)} done=${again}/>`}
+    ${may && html`<${Bulk} key=${JSON.stringify(filter)} filter=${filter} done=${again}/>`}
     <section class="card wide" tabindex="0">
       <table aria-label="Tasks, newest first">
         <thead><tr><th>Id</th><th>Status</th><th>Kind</th><th>Pool</th><th>Key</th><th class="number">Attempt</th><th>Created</th><th>Message</th></tr></thead>
@@ -80,7 +81,8 @@ export function Tasks({ values, may }) {
     </section>`;
 }
 
-// Counts first what a bulk call would change, then does it page by page.
+// Counts first what a bulk call would change, then does it page by page. Its key is the filter: what
+// was counted for one must not be done to what another one finds.
 function Bulk({ filter, done }) {
   const [plan, setPlan] = useState(null);
   const [note, setNote] = useState(null);
