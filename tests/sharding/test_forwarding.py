@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import grpc
@@ -105,6 +106,23 @@ async def test_batches_stay_whole_and_many_are_split(cluster: Cluster) -> None:
     outcomes = (await edge.tasks.SubmitMany(many)).outcomes
     assert [shard_of(one.response.id) for one in outcomes] == [200, 1, 2, 0, 1, 2]
     assert outcomes[3].error.code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
+@pytest.mark.parametrize("server", ["gpu", "cpu"])
+async def test_a_wait_that_its_caller_gives_up_is_no_lost_shard(
+    cluster: Cluster, server: str
+) -> None:
+    """The caller's own deadline ends it, whichever server is asked; nothing is out of reach."""
+    edge = cluster.edges[server]
+    task_id = await edge.submit(pool="llm")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await edge.tasks.Wait(tasks_pb2.WaitRequest(task=by_id(task_id)), timeout=1)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    stream = edge.tasks.WaitMany(tasks_pb2.WaitManyRequest(ids=[task_id]), timeout=1)
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        async for message in stream:
+            assert [error.status.code for error in message.errors] == [4]
+    assert await stream.code() in (grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 async def test_tasks_depend_on_their_own_shard_alone(cluster: Cluster) -> None:

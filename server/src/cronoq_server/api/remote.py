@@ -11,8 +11,8 @@ that a caller can't tell which server did the work. Rules a change must keep:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, Final
 
 import grpc
@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 from cronoq_server._proto import admin_pb2, task_pb2, tasks_pb2
 from cronoq_server.api import admin_convert, convert, peer_convert
 from cronoq_server.api.passing import FORWARDED_KEY, passing
+from cronoq_server.api.service import WAIT_TIMEOUT
 from cronoq_server.api.specs import SpecReader
 from cronoq_server.engine import (
     SECOND,
@@ -182,7 +183,8 @@ class Remote:
         """See `Service.wait`."""
         request = tasks_pb2.WaitRequest(task=_ref(target), timeout_s=timeout / SECOND)
         within = timeout / SECOND + self.peer.timeout_s
-        answer = await self._ask(TASKS + "Wait", request, task_pb2.TaskResult, within_s=within)
+        with _within_own_time():
+            answer = await self._ask(TASKS + "Wait", request, task_pb2.TaskResult, within_s=within)
         return peer_convert.result(answer)
 
     async def wait_many(
@@ -195,13 +197,14 @@ class Remote:
         within = timeout / SECOND + self.peer.timeout_s
         heard = self._hear(TASKS + "WaitMany", request, tasks_pb2.TaskResults, within)
         async with aclosing(heard) as stream:
-            async for message in stream:
-                refusals = tuple(
-                    (peer_convert.reference(error.task), self._refusal(error.status))
-                    for error in message.errors
-                )
-                results = [peer_convert.result(one) for one in message.results]
-                yield Results(0, results, refusals)
+            with _within_own_time():
+                async for message in stream:
+                    refusals = tuple(
+                        (peer_convert.reference(error.task), self._refusal(error.status))
+                        for error in message.errors
+                    )
+                    results = [peer_convert.result(one) for one in message.results]
+                    yield Results(0, results, refusals)
 
     async def watch(
         self, wanted: WatchFilter, cursor: bytes, *, bookmarks: bool
@@ -382,6 +385,23 @@ class Remote:
         name = self.peer.shard.name
         text = f"shard {name!r} gave no reason that is known here: {status.message}"
         return read_status(status) or Refusal(ErrorReason.SHARD_UNAVAILABLE, text)
+
+
+@contextmanager
+def _within_own_time() -> Iterator[None]:
+    """Around a wait: one that its caller's deadline ends has lost no shard.
+
+    Raises:
+        Refused: The shard was lost, or nothing has ended in the caller's time.
+    """
+    try:
+        yield
+    except Refused as refused:
+        left = passing().remaining_s()
+        is_lost = refused.refusal.reason is ErrorReason.SHARD_UNAVAILABLE
+        if is_lost and left is not None and left <= 2 * WAY_BACK_S:
+            raise Refused(WAIT_TIMEOUT) from refused
+        raise
 
 
 def _ref(target: TaskRef) -> task_pb2.TaskRef:
