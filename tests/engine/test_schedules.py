@@ -12,6 +12,7 @@ from cronoq_server.engine.cron import Calendar, CatchUp, Fold, Gap, parse
 from cronoq_server.engine.events import (
     BackfillSchedule,
     ClockSet,
+    DispatchStopped,
     GetSchedule,
     ListSchedules,
     PauseSchedule,
@@ -33,6 +34,7 @@ from cronoq_server.engine.model import (
     TaskSpec,
 )
 from cronoq_server.engine.mutations import ScheduleRemoved, ScheduleSaved, TaskInserted
+from cronoq_server.engine.timers import NEVER
 from tests.engine.harness import FOREVER, WALL_ZERO, World, after, spec
 
 DONE = effects.Done(changed=True)
@@ -377,6 +379,22 @@ def test_missed_occurrences_are_caught_up_as_told(
     world.crash()
     world.step()
     assert len(world.ledger.rows) == made
+
+
+def test_schedules_stand_still_while_the_server_shuts_down() -> None:
+    """SC-48: every call is answered still; what came due meanwhile is the next leader's."""
+    world = World()
+    put(world, cron="0 * * * *")
+    world.step(DispatchStopped())
+    put(world, "t", cron="0 * * * *")
+    world.advance(2 * HOUR)
+    assert not world.ledger.rows
+    assert world.wake_at.wall == NEVER
+    world.crash()
+    world.step()
+    made = sorted(one.key for one in occurrences(world))
+    assert made == ["s@2023-11-15T00:00:00Z", "t@2023-11-15T00:00:00Z"]
+    assert (stored(world).skipped, stored(world, "t").skipped) == (1, 1)
 
 
 @pytest.mark.parametrize(

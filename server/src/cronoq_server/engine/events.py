@@ -434,7 +434,7 @@ class ClockSet(msgspec.Struct, frozen=True, gc=False):
 
 
 class DispatchStopped(msgspec.Struct, frozen=True, gc=False):
-    """The server shuts down: no attempt starts any more."""
+    """The server shuts down: no attempt starts any more, and schedules stand still."""
 
 
 class DispatchRested(msgspec.Struct, frozen=True, gc=False):

@@ -234,8 +234,11 @@ def backfill_keys(state: State, event: BackfillSchedule) -> list[str]:
 
 
 def fire_due(draft: Draft) -> None:
-    """Creates what is due of the schedules whose timers went off in this step."""
-    for name in draft.due_schedules:
+    """Creates what is due of the schedules whose timers went off in this step.
+
+    Not once the server shuts down: what comes due then is the next leader's to catch up.
+    """
+    for name in draft.due_schedules if draft.state.dispatching else ():
         schedule = draft.state.schedules.get(name)
         if schedule is not None and schedule.calendar is not None:
             _fire(draft, schedule, schedule.calendar)
