@@ -5,10 +5,17 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	pb "github.com/cronoq/cronoq/sdk-go/internal/cronoqpb"
 )
 
 // When a session sends signs of life, and which of its leases have run out meanwhile.
+
+const (
+	leaseRoom    = 10 // What one lease takes in a heartbeat, at most.
+	progressRoom = 8  // Bytes around one lease's progress there.
+)
 
 // nextPulse returns when pulse is to be called next.
 func (s *session) nextPulse(now instant) instant {
@@ -73,6 +80,7 @@ func (s *session) beat(now instant) {
 		return
 	}
 	if len(s.runs) == 0 && !s.hasNamed {
+		s.hasProgress = false
 		return // Nothing runs and the server knows.
 	}
 	s.hasNamed = len(s.runs) > 0
@@ -86,18 +94,26 @@ func (s *session) beat(now instant) {
 	s.write(&pb.WorkerMessage{Message: &pb.WorkerMessage_Heartbeats{Heartbeats: beat}})
 }
 
-// news is the progress that the server has not heard of.
+// news is the progress that the server has not heard of, as much as fits beside the leases.
 func (s *session) news() []*pb.LeaseProgress {
 	if !s.hasProgress {
 		return nil
 	}
 	s.hasProgress = false
+	left := s.room() - len(s.runs)*leaseRoom
 	var news []*pb.LeaseProgress
 	for lease, each := range s.runs {
-		if each.isNewProgress {
-			each.isNewProgress = false
-			news = append(news, &pb.LeaseProgress{Lease: lease, Progress: each.progress})
+		if !each.isNewProgress {
+			continue
 		}
+		word := &pb.LeaseProgress{Lease: lease, Progress: each.progress}
+		left -= proto.Size(word) + progressRoom
+		if left < 0 && len(news) > 0 {
+			s.hasProgress = true // The rest goes with the next one.
+			break
+		}
+		each.isNewProgress = false
+		news = append(news, word)
 	}
 	return news
 }

@@ -330,14 +330,16 @@ func (s *session) confirm(receipt *pb.Receipt) {
 func (s *session) report(ends []endedRun, now instant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if slices.ContainsFunc(ends, func(end endedRun) bool { return end.run.isNewProgress }) {
-		s.beat(now) // WP-25: the last progress goes out before the report.
+	hasNews := func(end endedRun) bool { return end.run.isNewProgress }
+	// WP-25: the last progress goes out before the report, in as many as it takes.
+	for s.hasProgress && s.write != nil && slices.ContainsFunc(ends, hasNews) {
+		s.beat(now)
 	}
 	s.put(ends)
 }
 
 func (s *session) put(ends []endedRun) {
-	room := max(reportSizeMin, s.maxMessageBytes) - messageRoom/2
+	room := s.room()
 	left := room
 	var filling *sentReports
 	var reports *pb.Reports
@@ -367,6 +369,9 @@ func (s *session) put(ends []endedRun) {
 		s.putReports(filling, reports)
 	}
 }
+
+// room is what a message of many parts may take.
+func (s *session) room() int { return max(reportSizeMin, s.maxMessageBytes) - messageRoom/2 }
 
 func (s *session) sendable(end endedRun) outcome {
 	if end.run.isAborted {

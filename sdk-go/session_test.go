@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	pb "github.com/cronoq/cronoq/sdk-go/internal/cronoqpb"
 )
 
@@ -169,5 +171,57 @@ func TestSession_KeepsTheFirstReasonButCancelsTheAborted(t *testing.T) {
 	made.report([]endedRun{{run, completed{}}}, 0)
 	if report := to.take()[0].GetReports().GetReports()[0]; report.GetCancelled() == nil {
 		t.Errorf("got %v", report)
+	}
+}
+
+// TestSession_SendsProgressAsFarAsItFits bounds heartbeats: the rest goes with the next ones (WP-25).
+func TestSession_SendsProgressAsFarAsItFits(t *testing.T) {
+	const limit, count = 4 * 1024 * 1024, 6000
+	made, to := openSession(&pb.Registered{MaxMessageBytes: limit})
+	numbers := make([]uint64, count)
+	for index := range numbers {
+		numbers[index] = uint64(index + 1)
+	}
+	runs := made.receive(leaseOf(numbers...), 0).begun
+	ends := make([]endedRun, count)
+	for index, run := range runs {
+		ends[index] = endedRun{run, completed{}}
+		made.setProgress(run, &pb.Progress{Data: make([]byte, progressBytesMax), Fraction: new(0.5)})
+	}
+	made.pulse(progressInterval)
+	if due := made.nextPulse(progressInterval); due != 2*progressInterval {
+		t.Errorf("the rest is due at %s", due)
+	}
+	made.report(ends, progressInterval)
+	told := 0
+	for _, message := range to.take() {
+		if size := proto.Size(message); size > limit {
+			t.Errorf("a message of %d bytes", size)
+		}
+		if reports := message.GetReports(); reports != nil && told < count {
+			t.Fatalf("a report after %d of %d words of progress", told, count)
+		}
+		told += len(message.GetHeartbeats().GetProgress())
+	}
+	if told != count {
+		t.Errorf("%d words of progress", told)
+	}
+}
+
+// TestSession_RestsAfterTheLastWord hears of progress when nothing runs that it could be told of.
+func TestSession_RestsAfterTheLastWord(t *testing.T) {
+	made, to := openSession(&pb.Registered{LeaseTtlS: new(30.0)})
+	run := made.receive(leaseOf(1), 0).begun[0]
+	made.report([]endedRun{{run, completed{}}}, 0)
+	made.pulse(10 * time.Second)
+	made.setProgress(run, &pb.Progress{})
+	made.pulse(11 * time.Second)
+	if due := made.nextPulse(11 * time.Second); due != 21*time.Second {
+		t.Errorf("due at %s", due)
+	}
+	for _, message := range to.take() {
+		if len(message.GetHeartbeats().GetProgress()) > 0 {
+			t.Errorf("got %v", message)
+		}
 	}
 }
