@@ -237,6 +237,26 @@ def test_going_on_inside_the_repeated_hour_repeats_nothing() -> None:
             assert later == calendar.between(restart + 1, end, 100)
 
 
+@pytest.mark.regression("R24")
+@pytest.mark.parametrize("zone", ZONES)
+def test_a_change_is_seen_from_however_far_it_is_asked(zone: str) -> None:
+    """What is due on the day of a change is the same from any distance: an hour, or three days."""
+    for change in offset_changes(zone, unix("2026-01-01"), unix("2027-01-01")):
+        first = change - 4 * DAY
+        walked = walk(zone, first - DAY - 7200, change + 2 * DAY)
+        for text in ("30 2 * * SUN", "30 1 * * SUN", "15,45 1-3 * * SUN", "@daily"):
+            matches = match(Expression(text), walked)
+            for gap, fold in RULES:
+                calendar = calendar_of(text, zone, gap, fold)
+                instants = due(matches, gap.name.lower(), fold.name.lower())
+                for start in range(first, change, 1_207):
+                    expected = next((second for second in instants if second > start), None)
+                    if expected is not None and expected < change + DAY:
+                        found = calendar.next_after(start * SECOND)
+                        where = f"{text} in {zone}, {gap.name}, {fold.name}, from {start}"
+                        assert found == expected * SECOND, where
+
+
 def test_a_calendar_ends_with_the_last_instant_of_64_bits() -> None:
     """Nothing is due that the wire could not carry, and asking for it ends."""
     calendar = calendar_of("0 0 1 1 *")

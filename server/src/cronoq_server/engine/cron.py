@@ -163,13 +163,20 @@ class Calendar:
             due = wall - offset
             if due < stop:
                 return due if due * SECOND <= LAST_INSTANT else None
-            second = following.at if following is not None else max(horizon, due - _REACH)
+            if following is not None and stop < horizon:
+                second = following.at
+            else:
+                second = max(horizon, due - _REACH)
         return None
 
     def _changes_around(self, second: int) -> tuple[Change | None, Change | None]:
-        """The change at or before this second and the one after it, if they are in reach."""
+        """The change at or before this second and the one after it, if they are in reach.
+
+        Ahead it looks a day further: a change matters from when the wall times begin that it
+        repeats.
+        """
         change = following = None
-        for near in self.zone.changes_between(second - _REACH, second + _REACH):
+        for near in self.zone.changes_between(second - _REACH, second + _REACH + DAY):
             if near.at <= second:
                 change = near
             elif following is None:
