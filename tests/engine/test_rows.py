@@ -299,3 +299,28 @@ def test_turns_do_not_remember_every_tenant_that_ever_came() -> None:
         turns.charge(task)
         turns.remove(task)
     assert len(turns.lines()) <= IDLE_MAX + 1
+
+
+def test_turns_forget_tenants_whose_tasks_are_cancelled_though_they_came_back() -> None:
+    """Who was pushed out of the list of idle ones while waiting again is listed anew."""
+    turns = Turns(False, {}, 1)
+    turns.push(Waiting(0, 3, 0, demand(1, "blocked")))
+
+    def ran(tenant: str) -> None:
+        task = Waiting(1, 3, 1, demand(0, tenant))
+        turns.push(task)
+        turns.charge(task)
+        turns.remove(task)
+
+    for number in range(5):
+        names = [f"back-{number}-{each}" for each in range(500)]
+        for name in names:
+            ran(name)
+        again = [Waiting(2 + i, 3, 2 + i, demand(0, name)) for i, name in enumerate(names)]
+        for task in again:
+            turns.push(task)
+        for each in range(IDLE_MAX + 200):
+            ran(f"once-{number}-{each}")
+        for task in again:
+            turns.remove(task)
+    assert len(turns.lines()) <= IDLE_MAX + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterable
 
@@ -167,6 +168,24 @@ async def test_stop_during_recovery_gives_the_term_back(
     held.append(disk.holder)
     assert [holder is not None for holder in held] == [True, False]
     assert node.roles == []
+
+
+async def test_stop_during_recovery_does_not_wait_for_a_silent_store(
+    disk: MemoryDisk, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that does not even take the term back holds up the end for a moment only."""
+
+    async def never(_: object) -> None:
+        await asyncio.Event().wait()
+
+    node = Node(disk, clock)
+    node.store.hold_recovery()
+    monkeypatch.setattr(node.store, "release_leadership", never)
+    node.start()
+    await settle()
+    began = clock.now().mono
+    assert await eventually(clock, node.stop()) is Outcome.STOPPED
+    assert clock.now().mono - began < 3 * SECOND
 
 
 async def test_large_recovery_leaves_the_event_loop_free(

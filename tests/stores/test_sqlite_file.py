@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sqlite3
@@ -95,9 +96,27 @@ def test_commits_wait_for_the_disk_unless_told_not_to(
 
 async def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     """A slip of the pen in the path is no outage."""
-    async with store_at(tmp_path / "nowhere" / "cronoq.db") as store:
-        with pytest.raises(Unusable, match="nowhere"):
-            await acquire(store)
+    (tmp_path / "file").touch()
+    for place in ("nowhere", "file"):
+        async with store_at(tmp_path / place / "cronoq.db") as store:
+            with pytest.raises(Unusable, match=place):
+                await acquire(store)
+
+
+@pytest.mark.parametrize(("fault", "kind"), [(errno.EMFILE, Unavailable), (errno.EACCES, Unusable)])
+async def test_what_the_system_refuses_is_a_word_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int, kind: type[Exception]
+) -> None:
+    """Whoever asks for leadership understands nothing else, and would end the process."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(fault, os.strerror(fault))
+
+    async with store_at(tmp_path / "cronoq.db") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", refuse)
+            with pytest.raises(kind, match=os.strerror(fault)):
+                await acquire(store)
 
 
 async def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
@@ -152,6 +171,22 @@ async def test_a_network_file_system_is_refused(
         with pytest.raises(Unusable, match="network file system"):
             await acquire(store)
     assert modes(tmp_path) == {}
+
+
+async def test_a_link_to_a_file_on_a_network_file_system_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal lies beside the file, not beside the link."""
+    there = tmp_path / "there"
+    there.mkdir()
+    (tmp_path / "cronoq.db").symlink_to(there / "real.db")
+    (there / "real.db").touch()
+    monkeypatch.setattr(
+        sqlite_file, "file_system_of", {there: "nfs4", tmp_path: "ext4"}.__getitem__
+    )
+    async with store_at(tmp_path / "cronoq.db") as store:
+        with pytest.raises(Unusable, match="network file system"):
+            await acquire(store)
 
 
 HOLDER = """

@@ -28,8 +28,8 @@ import msgspec
 from cronoq_server.engine.engine import Engine
 from cronoq_server.engine.model import MILLISECOND, SECOND, Duration
 from cronoq_server.ha.leadership import Candidate, Keeper, TermSettings, pause
-from cronoq_server.runtime.clock import Clock
-from cronoq_server.runtime.driver import Driver, DriverSettings, Ending
+from cronoq_server.runtime.clock import Clock, after, within
+from cronoq_server.runtime.driver import LAST_COMMIT, Driver, DriverSettings, Ending
 from cronoq_server.runtime.pruner import Pruner, PruneSettings
 from cronoq_server.runtime.refusals import NOT_LEADER, STOPPING, Refused
 from cronoq_server.stores.base import (
@@ -249,8 +249,9 @@ class Replica:
             await pause(self._clock, self._stopping, self._settings.term.poll)
 
     async def _release(self, leadership: Leadership) -> None:
+        last = after(self._clock.now(), LAST_COMMIT)
         with contextlib.suppress(StoreError):  # the term runs out by itself
-            await self._store.release_leadership(leadership)
+            await within(self._clock, last, self._store.release_leadership(leadership))
 
     # --- leading ---------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from cronoq_server.engine.model import SECOND, Instant
-from cronoq_server.stores.base import Fenced, Unusable
+from cronoq_server.stores.base import Fenced, StoreError, Unusable
 from cronoq_server.stores.migrations import pending
 from cronoq_server.stores.pg_session import (
     FAULTS,
@@ -98,8 +98,8 @@ class LockSession:
         except FAULTS as error:
             self.close()
             raise as_store_error(error) from error
-        except asyncio.CancelledError:
-            self.close()
+        except (StoreError, asyncio.CancelledError):
+            self.close()  # a transaction that was not ended holds its locks
             raise
 
     async def _ask(self, question: str, *arguments: object) -> bool:

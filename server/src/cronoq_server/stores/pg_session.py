@@ -139,22 +139,34 @@ async def connect(settings: PostgresSettings, url: str, name: str) -> Connection
         raise as_store_error(error) from error
     except asyncpg.exceptions.ClientConfigurationError as error:
         raise Unusable(f"store.url: {error}") from error
-    except (asyncpg.InterfaceError, OSError) as error:
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        # The internal one also says that no server has the role that the URL asks for.
         raise as_store_error(error) from error
     await _accept(connection, silent)
     return connection
 
 
-async def _accept(connection: Connection, silent: int) -> None:
-    """Looks whether this is a session of our own, and has its socket notice a silent peer."""
+@asynccontextmanager
+async def prepared(connection: Connection) -> AsyncIterator[None]:
+    """Ends a connection that nobody has yet, if what is done inside to set it up fails.
+
+    Raises:
+        Unavailable: The server did not do it.
+    """
     try:
-        pid = await connection.fetchval("SELECT pg_backend_pid()")
+        yield
     except FAULTS as error:
         connection.terminate()
         raise as_store_error(error) from error
     except asyncio.CancelledError:
         connection.terminate()
         raise
+
+
+async def _accept(connection: Connection, silent: int) -> None:
+    """Looks whether this is a session of our own, and has its socket notice a silent peer."""
+    async with prepared(connection):
+        pid = await connection.fetchval("SELECT pg_backend_pid()", timeout=float(silent))
     if pid != connection.get_server_pid():
         connection.terminate()
         raise Pooled

@@ -15,6 +15,7 @@ Sessions and errors, the lock, rows, pruning, look-ups: `pg_session`, `pg_leader
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from cronoq_server.engine.model import Instant
+from cronoq_server.engine.model import SECOND, Instant
 from cronoq_server.engine.mutations import (
     Output,
     RecoveredChunk,
@@ -58,6 +59,7 @@ from cronoq_server.stores.pg_session import (
     PostgresSettings,
     connect,
     literal,
+    prepared,
     session_name,
     transaction,
 )
@@ -139,7 +141,8 @@ class PostgresStore:
             )
             self._url = settings.lock_url
             connection = await connect(settings, self._url, name)
-        await connection.execute(reads.PLANNING)
+        async with prepared(connection):
+            await connection.execute(reads.PLANNING, timeout=settings.session_timeout / SECOND)
         return connection
 
     # --- leadership ------------------------------------------------------------------------------
@@ -226,6 +229,9 @@ class PostgresStore:
 
         try:
             await self._writer.run(release)
+        except asyncio.CancelledError:
+            self._session.close()  # who gave up on a silent server does not wait for it again
+            raise
         finally:
             await self._session.end()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from cronoq_server.engine.model import MILLISECOND, SECOND, Duration
-from cronoq_server.stores.base import Unusable
+from cronoq_server.stores.base import Unavailable, Unusable
 from cronoq_server.stores.migrations import pending
 
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -61,7 +61,7 @@ def connect(settings: SqliteSettings) -> sqlite3.Connection:
 
     Raises:
         Unusable: It must not be used as it is.
-        sqlite3.Error: It cannot be opened now.
+        Unavailable, sqlite3.Error: It cannot be opened now.
     """
     path = Path(settings.path)
     _refuse_network(path)
@@ -111,12 +111,16 @@ def _create(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
         return
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise Unusable(f"{path.parent}: there is no such directory") from error
+    except PermissionError as error:
+        raise Unusable(f"{path}: this process may not make it: {error.strerror}") from error
+    except OSError as error:  # too many open files, a full disk: it may pass
+        raise Unavailable(f"{path}: {error.strerror}") from error
 
 
 def _refuse_network(path: Path) -> None:
-    kind = file_system_of(path.absolute().parent)
+    kind = file_system_of(path.resolve().parent)  # a link lies where it leads to
     if kind in NETWORK_FILE_SYSTEMS:
         raise Unusable(
             f"{path} lies on a network file system ({kind}), where SQLite's journal does not work: "

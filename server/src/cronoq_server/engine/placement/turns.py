@@ -222,8 +222,10 @@ class Turns:
             if len(self._idle) > IDLE_MAX:
                 key, tenant = heappop(self._idle)
                 least = self._seats.get(tenant)
-                if least is not None and least.key == key and least.block is None:
-                    del self._seats[tenant]
+                if least is not None and least.key == key:
+                    least.is_listed = False  # one that waits again must be listed again later
+                    if least.block is None:
+                        del self._seats[tenant]
 
     def _sit(self, seat: _Seat) -> None:
         key = seat.key
