@@ -126,6 +126,24 @@ async def test_a_refused_call_may_have_been_executed(server: ScriptedServer) -> 
     connection.close()
 
 
+@pytest.mark.parametrize("reason", ["store_unavailable", "of_a_later_version"])
+async def test_an_answer_with_a_reason_came_from_a_server(
+    server: ScriptedServer, reason: str
+) -> None:
+    """Whatever its text quotes: the call may have been executed."""
+
+    async def get(_request: Any) -> Any:
+        text = "the store: connection refused, name resolution failed"
+        raise Refusal(grpc.StatusCode.UNAVAILABLE, text, reason=reason)
+
+    server.on("Get", get)
+    connection = Connection(ClientOptions(), parse_configured(server.endpoint, tls=False))
+    with pytest.raises(UnavailableError) as caught:
+        await connection.channel().unary(GET, tasks_pb2.GetRequest(), PATIENCE_S)
+    assert caught.value.executed is None
+    connection.close()
+
+
 @pytest.mark.regression("R14")
 @pytest.mark.parametrize("reason", ["NOT_LEADER", "STOPPING"])
 async def test_a_connection_to_a_standby_is_left_for_another(

@@ -442,13 +442,16 @@ def call_error(call: Any) -> CronoqError:
     message = call.details() or code.name.lower()
     reason: ErrorReason | None = None
     details: dict[str, str] = {}
+    is_answer = False
     for key, value in _metadata_of(call):
         if key == _STATUS_KEY and isinstance(value, bytes):
+            is_answer = True
             reason, found = read_error_info(value)
             details.update(found)
         elif key.startswith("cronoq-"):
             details[key] = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-    executed = False if _was_never_sent(code, message) else None
+    # What has status details came from a server, whatever its text quotes.
+    executed = False if not is_answer and _was_never_sent(code, message) else None
     return error_for(code.name, message, reason=reason, details=details, executed=executed)
 
 
