@@ -354,6 +354,36 @@ async def test_a_submit_that_never_reached_a_server_says_why(server: ScriptedSer
         assert isinstance(outcome, UnavailableError)
 
 
+async def test_submits_without_an_answer_run_out_of_time(
+    server: ScriptedServer, client: Client, admission: Admission
+) -> None:
+    """Each is told so: a time that is up is nothing that stands in the way of the next."""
+    admission.before = asyncio.Event().wait
+    for kind in ("first", "second", "third"):
+        with pytest.raises(DeadlineError):
+            await client.submit(kind, call_deadline=0.03)
+        # Until its request has ended too, so that the next one comes after it.
+        lanes = client._here().submits._lanes.values()
+        await asyncio.gather(*(task for lane in lanes for task in lane._running))
+
+
+async def test_an_answer_is_nothing_that_stands_in_the_way(
+    server: ScriptedServer, client: Client, admission: Admission
+) -> None:
+    """A server that has refused one request is there."""
+    never = asyncio.Event()
+
+    async def refuse() -> None:
+        raise Refusal(EXHAUSTED, "slow down", reason="rate_limited")
+
+    admission.before = refuse
+    with pytest.raises(RateLimitedError):
+        await client.submit("refused")
+    admission.before = never.wait
+    with pytest.raises(DeadlineError):
+        await client.submit("unanswered", call_deadline=0.03)
+
+
 async def test_a_refusal_of_the_whole_request_reaches_every_caller(
     client: Client, admission: Admission
 ) -> None:

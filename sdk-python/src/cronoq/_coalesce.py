@@ -207,13 +207,20 @@ class _Lane:
         except UnsupportedError:
             self._knows_many = False
             return
+        except DeadlineError:
+            # What stood in the way, if anything did, says more than that the time is up.
+            for member in batch.members:
+                self.expire(member)
+            batch.keep([False] * len(batch.members))
+            return
         except CronoqError as error:
             again = [may_repeat(error, idempotent=member.keyed) for member in batch.members]
             for member, is_repeated in zip(batch.members, again, strict=True):
                 if not is_repeated:
                     member.fail(error)
             batch.keep(again)
-            self._trouble = error
+            # Any other answer came from a server that is there.
+            self._trouble = error if isinstance(error, UnavailableError) else None
             return
         except OSError as error:  # a certificate file
             for member in batch.members:
