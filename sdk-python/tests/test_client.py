@@ -355,7 +355,7 @@ async def test_a_submit_that_never_reached_a_server_says_why(server: ScriptedSer
 
 
 async def test_submits_without_an_answer_run_out_of_time(
-    server: ScriptedServer, client: Client, admission: Admission
+    client: Client, admission: Admission
 ) -> None:
     """Each is told so: a time that is up is nothing that stands in the way of the next."""
     admission.before = asyncio.Event().wait
@@ -368,7 +368,7 @@ async def test_submits_without_an_answer_run_out_of_time(
 
 
 async def test_an_answer_is_nothing_that_stands_in_the_way(
-    server: ScriptedServer, client: Client, admission: Admission
+    client: Client, admission: Admission
 ) -> None:
     """A server that has refused one request is there."""
     never = asyncio.Event()

@@ -28,7 +28,6 @@ from cronoq._reconnect import (
     Stay,
     Wait,
 )
-from cronoq.attempt import PROGRESS_BYTES_MAX
 from cronoq.options import (
     KEEPALIVE_MIN_S,
     MESSAGE_ROOM,
@@ -163,7 +162,7 @@ def test_constants_are_those_of_all_languages() -> None:
             "beats_per_ttl": _session.BEATS_PER_TTL,
             "lease_ttl_default": _session.LEASE_TTL_S,
             "message_room_bytes": MESSAGE_ROOM,
-            "progress_bytes_max": PROGRESS_BYTES_MAX,
+            "progress_bytes_max": _session.PROGRESS_BYTES_MAX,
             "progress_interval": _session.PROGRESS_EVERY_S,
             "protocol_version": _session.PROTOCOL_VERSION,
             "receipts_since": _session.RECEIPTS_SINCE,

@@ -358,6 +358,63 @@ def test_progress_waits_at_most_a_second(peer: Peer) -> None:
     assert peer.session.next_pulse(1.0) == pytest.approx(1.0 + TTL / 3)
 
 
+def _speak(peer: Peer, runs: list[Run], size: int) -> None:
+    for run in runs:
+        run.progress, run.progress_is_new = (b"x" * size, 0.5), True
+    peer.session.has_progress = True
+
+
+def test_progress_goes_out_as_far_as_it_fits(peer: Peer) -> None:
+    """The rest goes with the next heartbeats, and before the reports (WP-25)."""
+    runs = peer.lease(*(make_lease(n) for n in range(1, 6001)))
+    _speak(peer, runs, 1024)
+    peer.session.pulse(1.0)
+    assert peer.session.next_pulse(1.0) == pytest.approx(2.0)
+    peer.session.report([_done(run) for run in runs], 1.0)
+    beats = [m.heartbeats for m in peer.written if m.WhichOneof("message") == "heartbeats"]
+    assert peer.kinds()[: len(beats)] == ["heartbeats"] * len(beats)
+    assert max(m.ByteSize() for m in peer.written) <= MESSAGE_BYTES
+    assert all(len(beat.leases) == 6000 for beat in beats)
+    told = [progress.lease for beat in beats for progress in beat.progress]
+    assert sorted(told) == list(range(1, 6001))
+    peer.session.pulse(2.0)
+    assert not peer.written[-1].heartbeats.progress
+
+
+def test_what_ends_is_told_before_what_others_say(peer: Peer) -> None:
+    """However much that is, a report does not wait for it (WP-25)."""
+    runs = peer.lease(*(make_lease(n) for n in range(1, 6001)))
+    _speak(peer, runs, 1024)
+    peer.session.report([_done(runs[-1])], 1.0)
+    assert peer.kinds() == ["heartbeats", "reports"]
+    assert peer.written[0].heartbeats.progress[0].lease == 6000
+    assert peer.written[0].ByteSize() <= MESSAGE_BYTES
+
+
+def test_progress_of_a_lease_that_is_lost_holds_up_no_report(peer: Peer) -> None:
+    """Nobody asks for it any more."""
+    lost, kept = peer.lease(make_lease(1), make_lease(2))
+    peer.session.broken()
+    peer.connect(1.0, adopted=[2])
+    _speak(peer, [lost], 1)
+    peer.session.report([_done(lost), _done(kept)], 2.0)
+    assert peer.kinds()[-1] == "reports"
+
+
+@pytest.mark.parametrize("is_old", [True, False], ids=["old server", "no stream"])
+def test_progress_that_nobody_hears_holds_up_no_report(is_old: bool) -> None:
+    """A server of version 3 is told none; without a stream there is no heartbeat."""
+    peer = Peer()
+    peer.connect(protocol_version=3 if is_old else 4)
+    run = peer.send(lease=make_lease(1)).begun[0]
+    _speak(peer, [run], 1)
+    if not is_old:
+        peer.session.broken()
+    peer.session.report([_done(run)], 1.0)
+    assert peer.session.open_runs() == []
+    assert "heartbeats" not in peer.kinds()
+
+
 def test_an_old_server_gets_single_messages(peer: Peer) -> None:
     """No batches, no numbers, nothing kept after it is written."""
     peer = Peer()

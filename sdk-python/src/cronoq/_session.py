@@ -25,10 +25,14 @@ RECEIPTS_SINCE = 4  # Older servers know no batches, receipts or resume.
 LEASE_TTL_S = 30.0  # What a server that names none means.
 BEATS_PER_TTL = 3
 PROGRESS_EVERY_S = 1.0
+PROGRESS_BYTES_MAX = 1024
 REPORTS_PER_MESSAGE = 500
 RECENT_MAX = 4096
 REPORT_ROOM = 64  # Bytes around one report in its message.
 REPORT_SIZE_MIN = 256 * 1024
+# What one lease takes in a heartbeat, at most, and the progress of one beside its data.
+LEASE_ROOM = 10
+PROGRESS_ROOM = 64
 
 Write = Callable[[workers_pb2.WorkerMessage], None]
 
@@ -283,15 +287,24 @@ class Session:
     def report(self, ended: Sequence[tuple[Run, Outcome]], now: float) -> None:
         """Reports how runs ended, in as few messages as fit (WP-20, WP-21)."""
         with self._lock:
-            if any(run.progress_is_new for run, _ in ended):
-                self._beat(now)  # WP-25: the last progress goes out before the report.
+            # WP-25: the last progress goes out before the report, in as many beats as it takes.
+            while self._may_tell and (news := self._news_of(ended)):
+                self._beat(now, news)
             self._report(ended)
+
+    @property
+    def _may_tell(self) -> bool:
+        return self._write is not None and self._version >= RECEIPTS_SINCE
+
+    def _news_of(self, ended: Sequence[tuple[Run, Outcome]]) -> list[Run]:
+        """Those that end with progress that the server has not heard of."""
+        runs = self._runs
+        return [run for run, _ in ended if run.progress_is_new and runs.get(run.lease) is run]
 
     def _report(self, ended: Sequence[tuple[Run, Outcome]]) -> None:
         message: workers_pb2.WorkerMessage | None = None
         tasks: dict[int, int] = {}
-        room = max(REPORT_SIZE_MIN, self._max_message_bytes) - MESSAGE_ROOM // 2
-        left = room
+        left = room = self._room
         for run, outcome in ended:
             if self._runs.get(run.lease) is not run:
                 continue  # Lost, or reported already by a stop that could not wait for it.
@@ -311,6 +324,11 @@ class Session:
             left -= size
         if message is not None:
             self._put_reports(message, tasks)
+
+    @property
+    def _room(self) -> int:
+        """What a message of many parts may take."""
+        return max(REPORT_SIZE_MIN, self._max_message_bytes) - MESSAGE_ROOM // 2
 
     def _sendable(self, outcome: Outcome) -> Outcome:
         if type(outcome) is Completed:
@@ -379,8 +397,8 @@ class Session:
         # Our clock alone: the server granted no more than this.
         return max(run.arrived_at, self._confirmed_at) + run.ttl
 
-    def _beat(self, now: float) -> None:
-        """WP-23: one message names every lease that runs."""
+    def _beat(self, now: float, first: Sequence[Run] = ()) -> None:
+        """WP-23: one message names every lease that runs; the progress of some goes first."""
         self._beat_at = now
         write = self._write
         if write is None:
@@ -395,15 +413,18 @@ class Session:
             self._confirmed_at = now
             return
         if not named and not self._named_last:
+            self.has_progress = False
             return  # Nothing runs and the server knows.
         self._named_last = bool(named)
         message = workers_pb2.WorkerMessage()
         beat = message.heartbeats
         beat.leases.extend([run.lease for run in named])
         beat.last_lease = self._last_lease
-        if self.has_progress:
+        if self.has_progress or first:
+            # Before it is read, as with each run's own mark.
             self.has_progress = False
-            _add_progress(beat, named)
+            if not _add_progress(beat, (*first, *named), self._room - len(named) * LEASE_ROOM):
+                self.has_progress = True  # The rest goes with the next one.
         self._beat_number += 1
         beat.number = self._beat_number
         self._beats.append((self._beat_number, now))
@@ -505,16 +526,21 @@ def _single(report: workers_pb2.Report) -> workers_pb2.WorkerMessage:
     return message
 
 
-def _add_progress(beat: workers_pb2.Heartbeats, named: Iterable[Run]) -> None:
-    for run in named:
+def _add_progress(beat: workers_pb2.Heartbeats, runs: Iterable[Run], room: int) -> bool:
+    """Adds what the server has not heard of, at least one; False if not all of it fits."""
+    for run in runs:
         if not run.progress_is_new:
             continue
+        if room < PROGRESS_BYTES_MAX + PROGRESS_ROOM and beat.progress:
+            return False
         # Before it is read: the handler's thread may write another one meanwhile, and that is new.
         run.progress_is_new = False
         progress = run.progress
         if progress is not None:
+            room -= len(progress[0]) + PROGRESS_ROOM
             item = beat.progress.add()
             item.lease = run.lease
             item.progress.data = progress[0]
             if progress[1] is not None:
                 item.progress.fraction = progress[1]
+    return True

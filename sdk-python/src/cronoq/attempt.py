@@ -14,12 +14,10 @@ from typing import Any, Protocol
 from ._convert import instant_of, read_progress
 from ._payload import Codec
 from ._proto import workers_pb2
-from ._session import Run
+from ._session import PROGRESS_BYTES_MAX, Run
 from .options import Seconds, seconds
 from .spec import Priority
 from .views import Progress
-
-PROGRESS_BYTES_MAX = 1024
 
 
 class Retryable(Exception):
