@@ -1194,6 +1194,21 @@ async def test_stopping_twice_is_stopping_once(server: ScriptedServer) -> None:
     await ending
 
 
+async def test_who_waits_for_a_worker_that_is_stopped_hears_of_it(server: ScriptedServer) -> None:
+    """It will not become ready any more."""
+    await server.stop()
+    worker = _worker(server)
+    worker.handler("echo")(_same)
+    worker.start()
+    waiting = asyncio.gather(worker.wait_ready(), worker.wait_ready(), return_exceptions=True)
+    await asyncio.sleep(0)  # Both wait by now.
+    await worker.stop()
+    errors = await asyncio.wait_for(waiting, PATIENCE_S)
+    assert [ClosedError, ClosedError] == [type(error) for error in errors]
+    with pytest.raises(ClosedError):
+        await worker.wait_ready()
+
+
 @pytest.mark.regression("R9")
 async def test_a_report_cut_off_during_a_stop_is_delivered_on_a_new_stream(
     server: ScriptedServer,

@@ -28,7 +28,7 @@ from ._threads import HandlerThreads
 from ._transport import Dialer, post
 from ._version import __version__
 from .attempt import Attempt
-from .errors import CronoqError, GaveUpError
+from .errors import ClosedError, CronoqError, GaveUpError
 from .options import WorkerOptions, seconds
 
 logger = logging.getLogger("cronoq.worker")
@@ -256,10 +256,17 @@ class Engagement:
     # --- stopping -------------------------------------------------------------------------------
 
     async def until(self, is_true: Callable[[], bool]) -> None:
-        """Waits for a fact that some event of this worker brings about."""
+        """Waits for a fact that some event of this worker brings about.
+
+        Raises:
+            GaveUpError: The worker gave up.
+            ClosedError: The worker was stopped, so that no event will come.
+        """
         while not is_true():
             if self.failure is not None:
                 raise self.failure
+            if self.is_stopped:
+                raise ClosedError("the worker was stopped")
             self._change_event.clear()
             if not is_true() and self.failure is None:
                 await self._change_event.wait()

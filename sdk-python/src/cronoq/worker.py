@@ -170,6 +170,7 @@ class Worker:
 
         Raises:
             GaveUpError: It never will.
+            ClosedError: It is not running, or was stopped meanwhile.
         """
         await self._current().until(lambda: self.is_ready)
 
