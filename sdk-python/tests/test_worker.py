@@ -87,6 +87,14 @@ async def _wait_for(event: asyncio.Event) -> None:
         await event.wait()
 
 
+async def _threads_ended(since: list[threading.Thread]) -> None:
+    """Waits until the worker's own threads that were not there before have ended."""
+    for thread in threading.enumerate():
+        if thread not in since and thread.name in ("cronoq-link", "cronoq-pulse"):
+            await asyncio.to_thread(thread.join, PATIENCE_S)
+            assert not thread.is_alive()
+
+
 # --- work -----------------------------------------------------------------------------------------
 
 
@@ -945,6 +953,7 @@ async def test_a_fault_of_the_link_ends_the_worker(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Instead of leaving a worker that waits for ever and says nothing."""
+    before = threading.enumerate()
 
     def fail(*_arguments: Any) -> None:
         raise RuntimeError("a fault")
@@ -956,9 +965,7 @@ async def test_a_fault_of_the_link_ends_the_worker(
     await (await server.stream()).accept()
     with pytest.raises(GaveUpError, match="INTERNAL"):
         await asyncio.wait_for(running, PATIENCE_S)
-    for thread in threading.enumerate():
-        if thread.name == "cronoq-link":  # Its fault is to be told to this test, not to the next.
-            await asyncio.to_thread(thread.join, PATIENCE_S)
+    await _threads_ended(before)  # Its fault is to be told to this test, not to the next.
 
 
 async def test_a_token_rejected_later_ends_the_worker(server: ScriptedServer) -> None:
@@ -992,6 +999,65 @@ async def test_handlers_are_cancelled_when_no_server_takes_their_results(
     stream.cut()
     with pytest.raises(GaveUpError, match="no more"):
         await running
+    assert gate.cancelled == [1001]
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+async def test_leases_run_out_when_no_server_is_left_to_hear_of_them(
+    server: ScriptedServer, is_async: bool
+) -> None:
+    """The handler is told to stop, whoever runs the worker (WP-24)."""
+    before = threading.enumerate()
+    begun, told = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def wait(_attempt: Attempt) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.set()
+
+    def block(attempt: Attempt) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        if attempt.wait_cancelled(PATIENCE_S):
+            loop.call_soon_threadsafe(told.set)
+
+    worker = _worker(server)
+    worker.handler("echo")(wait if is_async else block)
+    worker.start()
+    stream = await server.stream()
+    await stream.accept()
+    await stream.lease(make_lease(1, lease_ttl_s=1.5))
+    await _wait_for(begun)
+    server.refuse_streams(Refusal(grpc.StatusCode.PERMISSION_DENIED, "no more"))
+    stream.cut()
+    with pytest.raises(GaveUpError):
+        await worker._current().until(lambda: False)
+    await _wait_for(told)
+    await worker.stop()
+    await _threads_ended(before)
+
+
+async def test_a_stop_ends_the_time_of_leases_that_no_server_hears_of(
+    server: ScriptedServer,
+) -> None:
+    """No thread waits for a lease that was given up."""
+    before = threading.enumerate()
+    worker = _worker(server)
+    gate = Gate()
+    worker.handler("echo")(gate)
+    worker.start()
+    stream = await server.stream()
+    await stream.accept()
+    await stream.lease(make_lease(1, lease_ttl_s=1e12))
+    await gate.entered()
+    server.refuse_streams(Refusal(grpc.StatusCode.PERMISSION_DENIED, "no more"))
+    stream.cut()
+    with pytest.raises(GaveUpError):
+        await worker._current().until(lambda: False)
+    await worker.stop()
+    await _threads_ended(before)
     assert gate.cancelled == [1001]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import threading
 import time
@@ -242,9 +243,14 @@ class Link:
     # --- time -----------------------------------------------------------------------------------
 
     def _keep_time(self) -> None:
-        while not self._is_over:
+        while True:
             now = self._clock()
-            if self._pulse_wake.wait(self._session.next_pulse(now) - now):
+            if not self.is_ended:
+                due = self._session.next_pulse(now)
+            # No server is left to hear heartbeats, but leases still run out (WP-24).
+            elif (due := self._session.next_expiry()) == math.inf:
+                return
+            if self._pulse_wake.wait(min(max(due - now, 0.0), threading.TIMEOUT_MAX)):
                 self._pulse_wake.clear()
             expired = self._session.pulse(self._clock())
             if expired:
@@ -267,6 +273,7 @@ class Link:
         """Ends this side of the stream for good; the server ends the other."""
         self._is_over = True
         self._wake.set()
+        self._pulse_wake.set()
         outbox = self._outbox
         if outbox is not None:
             outbox.put(None)
@@ -275,6 +282,7 @@ class Link:
         """Ends everything now, whatever the session still owes."""
         self._is_over = True
         self._wake.set()
+        self._pulse_wake.set()
         call = self._call
         if call is not None:
             call.cancel()

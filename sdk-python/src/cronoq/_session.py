@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
@@ -364,10 +365,18 @@ class Session:
             due = self._beat_at + self._interval()
             if self.has_progress and self.is_registered:
                 due = min(due, self._beat_at + PROGRESS_EVERY_S)
-            for run in self._runs.values():
-                if run.stop is None:
-                    due = min(due, self._expires_at(run))
-            return max(due, now)
+            return max(min(due, self._next_expiry()), now)
+
+    def next_expiry(self) -> float:
+        """When the first lease runs out whose handler was not told to stop; infinite if none."""
+        with self._lock:
+            return self._next_expiry()
+
+    def _next_expiry(self) -> float:
+        return min(
+            (self._expires_at(run) for run in self._runs.values() if run.stop is None),
+            default=math.inf,
+        )
 
     def pulse(self, now: float) -> list[Run]:
         """Sends the heartbeat that is due and returns the runs whose lease ran out (WP-24)."""
